@@ -20,8 +20,9 @@ import threading
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
@@ -33,6 +34,7 @@ from tests.sets import at as shard_at
 from tests.tars import Case
 from tests.thorough import THOROUGH
 from wdsfs.door.pins import Pin
+from wdsfs.door.shard_door import DOOR
 from wdsfs.errors import MALFORMED, WdsfsError
 from wdsfs.index import record_check, record_of_file
 from wdsfs.index.portable import PortableIndex
@@ -52,6 +54,8 @@ from wdsfs.spec.expand import expand
 from wdsfs.tree import content as content_module
 from wdsfs.tree import json_fields, label_files, shown_names
 from wdsfs.tree.companions import read_class_names
+from wdsfs.tree.label_files import LabelSource
+from wdsfs.tree.label_rows import read_keys
 from wdsfs.tree.label_table import open_labels
 from wdsfs.tree.shard_set import ShardSet
 from wdsfs.tree.shown_names import ShownNames
@@ -278,7 +282,7 @@ def shard_lists(directory: Path) -> tuple[Sequence[bytes], Read]:
 def _labels(directory: Path, name: str) -> Read:
     def read(content: bytes) -> None:
         file = label_files.label_file(str(_written(directory / name, content)))
-        with open_labels(file, Fingerprint.at(file.path)) as labels:
+        with open_labels((file,), (Fingerprint.at(file.path),)) as labels:
             labels.find([b"a", b"b"])
 
     return read
@@ -292,6 +296,46 @@ def labels_of_csv(directory: Path) -> tuple[Sequence[bytes], Read]:
 @target(examples=100)
 def labels_of_json(directory: Path) -> tuple[Sequence[bytes], Read]:
     return [b'{"key": "a", "x": [1, {"y": null}]}\n{"key": "b", "z": "\\u00e9"}\n'], _labels(directory, "l.jsonl")
+
+
+@target(examples=100)
+def labels_of_json_lists(directory: Path) -> tuple[Sequence[bytes], Read]:
+    seed = b'[{"key": "a", "x": [1]},\n {"key": 1, "data": {"image": "b"}, "z": "\\u00e9"}]'
+    return [seed], _labels(directory, "l.json")
+
+
+@target(examples=100)
+def labels_of_parquet(directory: Path) -> tuple[Sequence[bytes], Read]:
+    return [_packed(directory, "parquet", "write_table")], _labels(directory, "l.parquet")
+
+
+@target(examples=100)
+def labels_of_arrow(directory: Path) -> tuple[Sequence[bytes], Read]:
+    return [_packed(directory, "feather", "write_feather")], _labels(directory, "l.arrow")
+
+
+def _packed(directory: Path, module: str, write: str) -> bytes:
+    pyarrow = pytest.importorskip("pyarrow")
+    image = {"bytes": b"x", "path": "p"}
+    rows = [{"key": f"k{n}", "x": n / 2, "y": "t" * n, "z": [n], "image": image} for n in range(9)]
+    write_table = getattr(pytest.importorskip(f"pyarrow.{module}"), write)
+    write_table(pyarrow.Table.from_pylist(rows), str(directory / "seed"))
+    return (directory / "seed").read_bytes()
+
+
+@target(examples=100)
+def keys_of_arrays(directory: Path) -> tuple[Sequence[bytes], Read]:
+    def read(content: bytes) -> None:
+        file = label_files.label_file(str(_written(directory / "k.npy", content)), label_files.LIST)
+        list(read_keys(LabelSource(file, DOOR.open_shard)))
+
+    seeds = [np.array(["a", "b"]), np.array([1, 2]), np.array([(1, 2)], np.dtype("u8,u8"))]
+    return [_saved(directory / "seed.npy", array) for array in seeds], read
+
+
+def _saved(path: Path, array: Any) -> bytes:
+    np.save(path, array)
+    return path.read_bytes()
 
 
 @target(examples=100)

@@ -24,8 +24,8 @@ from wdsfs.tree.label_table import open_labels
 def values_of(directory: Path, text: str | Path) -> dict[bytes, bytes]:
     """The labels of the sample d/a."""
     file = label_files.label_file(str(text))
-    with open_labels(file, Fingerprint.at(file.path)) as labels:
-        return labels.find([b"d/a"])[b"d/a"][0]
+    with open_labels((file,), (Fingerprint.at(file.path),)) as labels:
+        return labels.find([b"d/a"])[b"d/a"][0].values
 
 
 def test_a_row_of_csv_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import os
 import signal
@@ -13,8 +14,11 @@ import tarfile
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -39,11 +43,11 @@ SHARDS = {"s0": ["a", "b/c", "e"], "s1": ["a", "b/d", "x"], "s2": ["y"]}
 
 
 def keys_of(directory: Path, text: str) -> list[str]:
-    file = label_file(text, label_files.LIST)
+    files = label_files.label_files(text, label_files.LIST)
     cache = directory / "cache"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WDSFS_INDEX_DIR", str(cache))
-        with open_key_list(file, Fingerprint.at(file.path)) as keys:
+        with open_key_list(files, label_files.fingerprints_of(files, Fingerprint.at)) as keys:
             missing = keys.missing([])
             rows = sorted(int(row) & (1 << 32) - 1 for row in keys._rows)
             return [keys._key(row).decode() for row in dict.fromkeys(rows)] if missing.lines else []
@@ -67,13 +71,30 @@ def as_database(path: Path) -> Path:
 
 def as_parquet(path: Path) -> Path:
     pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    parquet.write_table(pyarrow.table({"n": [1, 2, 3, 4], "path": KEYS}), path)
+    images = [{"bytes": b"\0", "path": key} for key in KEYS]  # as Hugging Face has them
+    parquet.write_table(pyarrow.table({"n": [1, 2, 3, 4], "path": KEYS, "image": images}), path, row_group_size=2)
+    return path
+
+
+def as_arrow(path: Path, writer: str) -> Path:
+    pyarrow, ipc = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.ipc")
+    table = pyarrow.table({"n": [1, 2, 3, 4], "path": pyarrow.array(KEYS).dictionary_encode()})
+    with getattr(ipc, writer)(str(path), table.schema) as stream:
+        stream.write_table(table, max_chunksize=3)
+    return path
+
+
+def as_array(path: Path) -> Path:
+    np.save(path, np.array(KEYS))
     return path
 
 
 def text(*lines: str, end: str = "\n") -> bytes:
     return "".join(line + end for line in lines).encode()
 
+
+NEMO = text(*(json.dumps({"audio_filepath": key, "duration": 1.5, "text": "x"}) for key in KEYS))
+LABEL_STUDIO = [{"id": n, "data": {"image": key}, "annotations": []} for n, key in enumerate(KEYS)]
 
 FORMATS: dict[str, tuple[str, bytes | Callable[[Path], Path]]] = {
     "text": ("k.txt", text(*KEYS)),
@@ -91,7 +112,46 @@ FORMATS: dict[str, tuple[str, bytes | Callable[[Path], Path]]] = {
     "jsonl": ("k.jsonl:path", text(*(json.dumps({"path": key, "__x": [{}]}) for key in KEYS))),
     "sqlite": ("k.db:good:path", as_database),
     "parquet": ("k.parquet:path", as_parquet),
+    "parquet, a field": ("k.pq:image.path", as_parquet),
+    "without a suffix": ("k:path", as_parquet),
+    "Arrow": ("k.feather:path", partial(as_arrow, writer="new_file")),
+    "a stream of Arrow": ("k.arrow", partial(as_arrow, writer="new_stream")),
+    "npy": ("k.npy", as_array),
+    "NeMo": ("k.json", NEMO),
+    "NeMo, no suffix": ("manifest", NEMO),
+    "a list of texts": ("k.json", json.dumps(KEYS, indent=1).encode()),
+    "a list in lines": ("k.jsonl.gz", gzip.compress(json.dumps([{"uid": key} for key in KEYS]).encode())),
+    "Label Studio": ("k.json", json.dumps(LABEL_STUDIO).encode()),
+    "a long list": ("k.json:b", json.dumps([{"b": key, "a": "x" * 90_000} for key in KEYS]).encode()),
 }
+
+
+@pytest.mark.parametrize("block", [1, 7])
+def test_a_list_of_json_ends_wherever_it_ends(tmp_path: Path, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(label_rows, "_BLOCK", block)
+    for content in ('\ufeff [ 12 ,"a\u20ac", 345]\n', '["12","a\u20ac","345"]'):
+        (tmp_path / "k.json").write_text(content.replace("12 ,", '"12",').replace("345]", '"345"]'))
+        assert keys_of(tmp_path, str(tmp_path / "k.json")) == ["12", "a\u20ac", "345"]
+
+
+def test_keys_of_numbers(tmp_path: Path) -> None:
+    """DataComp's lists have a text of 32 hexadecimal digits as two numbers."""
+    uid = "0123456789abcdef00000000000000ff"
+    np.save(tmp_path / "uids.npy", np.array([(int(uid[:16], 16), int(uid[16:], 16))], np.dtype("u8,u8")))
+    assert keys_of(tmp_path, str(tmp_path / "uids.npy")) == [uid]
+    np.save(tmp_path / "n.npy", np.array([17, 3]))
+    (tmp_path / "n.jsonl").write_text('{"id": 17}\n{"id": 3.0}\n')
+    assert (
+        keys_of(tmp_path, str(tmp_path / "n.npy")) == keys_of(tmp_path, str(tmp_path / "n.jsonl")) == ["17", "3"]
+    )
+
+
+def test_several_files_are_one_list(tmp_path: Path) -> None:
+    for n in range(4):
+        (tmp_path / f"k{n}.csv").write_text(f"n,file_name\n1,{KEYS[n]}\n")
+    assert (
+        keys_of(tmp_path, f"{tmp_path}/k*.csv") == keys_of(tmp_path, f"{tmp_path}/k{{0..3}}.csv:file_name") == KEYS
+    )
 
 
 @pytest.mark.parametrize("case", FORMATS)
@@ -111,6 +171,12 @@ def test_ends_of_lines_may_lie_in_two_blocks(tmp_path: Path, size: int, monkeypa
     assert keys_of(tmp_path, str(tmp_path / "k.txt")) == keys
 
 
+def array_of(array: Any) -> bytes:
+    stream = io.BytesIO()
+    np.save(stream, array)
+    return stream.getvalue()
+
+
 WRONG = {
     "empty": ("k.txt", b"", r"k\.txt: lists no key"),
     "lines only": ("k.txt", b"\n\r\n\n", r"k\.txt: lists no key"),
@@ -125,9 +191,19 @@ WRONG = {
     "no gz": ("k.txt.gz", b"what is this?", r"k\.txt\.gz: cannot be unpacked"),
     "cut gz": ("k.txt.gz", gzip.compress(os.urandom(5000))[:-100], r"k\.txt\.gz: cannot be unpacked"),
     "bomb": ("k.txt.gz", gzip.compress(bytes(1 << 20)), r"unpacks to more than 200 times"),
-    "no column": ("k.csv", b"a,b\n1,2\n", r"has no column '__key__' or 'key' .* as in .*k\.csv:COLUMN"),
+    "no column": ("k.csv", b"a,b\n1,2\n", r"has no column that names the samples, .* as in .*k\.csv:COLUMN"),
     "not this column": ("k.csv:c", b"a,key\n1,2\n", r"has no column 'c'"),
     "no parquet": ("k.parquet", b"PAR1 what is this? PAR1", r"k\.parquet: cannot be read as parquet"),
+    "no Arrow": ("k.arrow", b"ARROW1\0\0 what is this?", r"k\.arrow: cannot be read as Arrow"),
+    "no array": ("k.npy", b"\x93NUMPY what is this?", r"k\.npy: cannot be read as an array"),
+    "pickles": ("k.npy", array_of(np.array([{}], object)), r"k\.npy: is an array of dtype\('O'\)"),
+    "cut array": ("k.npy", array_of(np.array(KEYS))[:-1], r"k\.npy: ends before its last key"),
+    "fractions": ("k.jsonl", b'{"key": 1}\n{"key": 0.5}\n', r"k\.jsonl:2: the field 'key' is not a key: 0\.5"),
+    "cut list": ("k.json", b'["a", "b"', r"k\.json:2: is not JSON: the list has no end"),
+    "no comma": ("k.json", b'["a" "b"]', r"k\.json:2: is not JSON: '\"' where a comma"),
+    "after the list": ("k.json", b'["a"] ["b"]', r"k\.json:2: is not JSON: there is more after"),
+    "a list of lists": ("k.json", b"[" * 100_000, r"k\.json:1: is not JSON: .*recursion"),
+    "one object": ("k.json", b'{\n "key": "a"\n}', r"k\.json:1: is not JSON: .*; write an object in each line"),
 }
 
 
@@ -136,7 +212,7 @@ def test_a_list_that_is_wrong(tmp_path: Path, case: str, monkeypatch: pytest.Mon
     name, content, message = WRONG[case]
     if case == "bomb":
         monkeypatch.setattr(label_files, "LINE_MAX", 0)
-    if case == "no parquet":
+    if case in ("no parquet", "no Arrow"):
         pytest.importorskip("pyarrow")
     (tmp_path / name.partition(":")[0]).write_bytes(content)
     with pytest.raises(ViewError, match=message):
@@ -148,9 +224,9 @@ def test_lists_that_cannot_be_meant(tmp_path: Path) -> None:
     for name in ("none", "none.csv:key", "none.db:t:key"):
         with pytest.raises(UsageError, match="there is no such file"):
             label_file(str(tmp_path / name), label_files.LIST)
-    (tmp_path / "manifest.json").write_text("[]")
-    with pytest.raises(UsageError, match=r"there is \S*/manifest.json, but columns are read from .* \.jsonl"):
-        label_file(f"{tmp_path}/manifest.json:col", label_files.LIST)
+    (tmp_path / "list").write_text("a\n")
+    with pytest.raises(UsageError, match=r"/list:col: the file has no columns; name it without :col"):
+        label_file(f"{tmp_path}/list:col", label_files.LIST)
     (tmp_path / "dir").mkdir()
     os.mkfifo(tmp_path / "fifo")
     for name, why in (("dir", "is a directory"), ("fifo", "is no file that can be read again")):
@@ -170,12 +246,15 @@ def test_keys_of_one_checksum_are_told_apart(tmp_path: Path, monkeypatch: pytest
     (tmp_path / "k").write_bytes(b"".join(key + b"\n" for key in [*listed, *listed, b"none"]))
     monkeypatch.setenv("WDSFS_INDEX_DIR", str(tmp_path / "cache"))
     file = label_file(str(tmp_path / "k"), label_files.LIST)
-    with open_key_list(file, Fingerprint.at(file.path)) as opened:
+    with open_key_list((file,), (Fingerprint.at(file.path),)) as opened:
         places, used = opened.find(b"s", [*others, *listed])
         assert [place >= 0 for place in places.tolist()] == [False] * len(others) + [True] * len(listed)
         assert opened.missing([used]) == Missing(1, 2 * len(listed) + 1, [b"none"])
     monkeypatch.setattr(label_table, "_EQUAL_MAX", 5)
-    with pytest.raises(ViewError, match="made to have one checksum"), open_key_list(file, Fingerprint(1, 2, 3)):
+    with (
+        pytest.raises(ViewError, match="made to have one checksum"),
+        open_key_list((file,), (Fingerprint(1, 2, 3),)),
+    ):
         pass
 
 
@@ -194,7 +273,7 @@ def test_a_list_is_what_a_set_of_python_is(listed: list[bytes], keys: list[bytes
         path = Path(directory) / "k"
         path.write_bytes(b"x\n" + b"".join(b"x" + key + b"\n" for key in listed))
         file = label_file(str(path), label_files.LIST)
-        with open_key_list(file, Fingerprint.at(file.path)) as opened:
+        with open_key_list((file,), (Fingerprint.at(file.path),)) as opened:
             there = {b"x", *(b"x" + key.removesuffix(b"\r").rstrip(b"/").replace(b"//", b"/") for key in listed)}
             asked = [b"x" + key for key in keys if b"/" not in key]
             if any(b"/" in key or key.startswith(b"\xfe\xff") for key in listed):

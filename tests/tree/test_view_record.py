@@ -15,6 +15,8 @@ import os
 import sqlite3
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from datetime import UTC, date, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -41,7 +43,7 @@ from wdsfs.index.store import open_index
 from wdsfs.shards import Fingerprint, Shard
 from wdsfs.spec.expand import Slice, expand
 from wdsfs.tree import content as content_module
-from wdsfs.tree import label_files, label_rows, view_set
+from wdsfs.tree import label_files, label_rows, label_table, view_set
 from wdsfs.tree.classes import numbers_of
 from wdsfs.tree.companions import Companions, read_class_names
 from wdsfs.tree.composition import (
@@ -351,6 +353,21 @@ def as_sqlite(path: Path, rows: Sequence[dict[str, Any]] = ROWS, key: str = "key
     return path
 
 
+def as_parquet(path: Path, rows: Sequence[dict[str, Any]] = ROWS) -> Path:
+    pyarrow = pytest.importorskip("pyarrow")
+    table = pyarrow.Table.from_pylist(rows)
+    if path.suffix == ".parquet":
+        pytest.importorskip("pyarrow.parquet").write_table(table, path)
+    else:
+        pytest.importorskip("pyarrow.feather").write_feather(table, str(path))
+    return path
+
+
+def as_list(path: Path) -> Path:
+    path.write_text(json.dumps(ROWS, indent=2))
+    return path
+
+
 def labelled(directory: Path, file: str | Path, **options: Any) -> dict[bytes, dict[bytes, bytes]]:
     """The columns that a label file gives AB, by key."""
     known = {b"jpg", b"png", b"JPG", b"txt"}
@@ -367,9 +384,39 @@ def test_every_format_gives_the_same_columns(tmp_path: Path) -> None:
         as_sqlite(tmp_path / "l.sqlite"),
         as_sqlite(tmp_path / "primary.db", key="sample"),
         f"{as_sqlite(tmp_path / 'two.db', more='CREATE TABLE u (x);')}:t",
+        f"{as_sqlite(tmp_path / 'named.db', key='id2', more='CREATE TABLE u (x);')}:t:id2",
+        as_lines(tmp_path / "lines.json"),
+        as_list(tmp_path / "list.json"),
+        as_list(tmp_path / "list"),
+        as_parquet(tmp_path / "l.parquet"),
+        as_parquet(tmp_path / "l.feather"),
     ]
+    for n, row in enumerate(ROWS):
+        as_csv(tmp_path / f"part{n}.csv", [row])
+    files += [str(tmp_path / "part*.csv"), f"{tmp_path}/part{{0..2}}.csv:key"]
     for file in files:
         assert labelled(tmp_path, file) == LABELLED, file  # and the label wins over the shard's own column
+
+
+def test_values_of_parquet(tmp_path: Path) -> None:
+    """An image of Hugging Face is its bytes; times and decimals are texts; what JSON has not is named."""
+    row = {"file_name": "c", "image": {"bytes": b"\xff\0", "path": "c"}, "raw": b"\xff", "box": [1, 2], "f": 0.5}
+    row |= {"t": datetime(2024, 1, 2, tzinfo=UTC), "d": Decimal("0.50"), "many": {"t": date(2024, 1, 2)}}
+    file = as_parquet(tmp_path / "l.parquet", [row])
+    found = labelled(tmp_path, file, missing=SKIP)
+    assert found == {
+        b"c": {
+            b"image": b"\xff\0",
+            b"raw": b"\xff",
+            b"box": b"[1, 2]",
+            b"f": b"0.5",
+            b"t": b"2024-01-02 00:00:00.000000Z",
+            b"d": b"0.50",
+            b"many": b'{"t": "2024-01-02"}',
+        }
+    }
+    with pytest.raises(ViewError, match=r"l\.parquet:1: the field 'x' holds bytes in a list"):
+        labelled(tmp_path, as_parquet(file, [{"key": "c", "x": [b"a"]}]))
 
 
 def test_values_are_written_as_they_are(tmp_path: Path) -> None:
@@ -459,16 +506,17 @@ def test_an_order_of_samples_is_of_one_content(tmp_path: Path) -> None:
 
 
 WRONG: dict[str, tuple[str, bytes, str]] = {
-    "no key": ("l.csv", b"a,b\n1,2\n", r"l\.csv: has no column '__key__' or 'key' .* it has 'a', 'b'"),
+    "no key": ("l.csv", b"a,b\n1,2\n", r"l\.csv: has no column that names the samples, .* it has 'a', 'b'; name"),
     "empty": ("l.csv", b"", r"l\.csv: has no column .* it has none"),
     "fields": ("l.csv", b"key,b\nx,1\ny\n", r"l\.csv:3: has 1 fields; the first line has 2"),
     "quotes": ("l.csv", b'key,b\nx,"1\n', r"l\.csv:\d: unexpected end of data"),
     "twice": ("l.csv", b"key,b,b\n", r"l\.csv:1: has two columns 'b'"),
     "file name": ("l.csv", b"key,a/b\nx,1\n", r"l\.csv:2: the column 'a/b' cannot be the name of a file"),
     "no json": ("l.jsonl", b'{"key": "a"}\n{', r"l\.jsonl:2: is not JSON"),
-    "no object": ("l.jsonl", b"[]\n", r"l\.jsonl:1: is not a JSON object"),
+    "no object": ("l.jsonl", b"[1]\n", r"l\.jsonl:1: is not a JSON object"),
     "odd column": ("l.jsonl", b'{"key": "a", "\\ud800": 1}\n', r"l\.jsonl:1: the column .* cannot be the name"),
-    "no key in line": ("l.jsonl", b'{"a": 1}\n', r"l\.jsonl:1: has no field '__key__' or 'key'; it has 'a'"),
+    "no key in line": ("l.jsonl", b'{"a": 1}\n', r"l\.jsonl:1: has no column that names the samples"),
+    "no key in a line": ("l.jsonl", b'{"id": 1}\n{"a": 1}\n', r"l\.jsonl:2: has no field 'id'; it has 'a'"),
     "odd key": ("l.jsonl", b'{"key": [1]}\n', r"l\.jsonl:1: the field 'key' is not a key: \[1\]"),
     "half a character": ("l.jsonl", b'{"key": "a", "b": "\\ud800"}\n', r"l\.jsonl:1: the field 'b' holds half"),
     "other names in each line": (
@@ -506,7 +554,8 @@ def test_label_files_that_cannot_be_meant(tmp_path: Path) -> None:
         labelled(tmp_path, two)
     with pytest.raises(ViewError, match=r"has no table 'v'"):
         labelled(tmp_path, f"{two}:v")
-    with pytest.raises(UsageError, match="not a kind of label file"):
+    (tmp_path / "l.txt").write_text("a b\n")
+    with pytest.raises(UsageError, match=r"not a kind of table .* these end in \.csv"):
         label_files.label_file(str(tmp_path / "l.txt"))
     with pytest.raises(UsageError, match="there is no such file"):
         label_files.label_file(str(tmp_path / "none.csv"))
@@ -940,15 +989,15 @@ def test_a_table_of_labels_is_as_format_md_says(tmp_path: Path) -> None:
     with contextlib.closing(sqlite3.connect(table)) as db:
         [(number, name)] = db.execute("SELECT number, name FROM columns")
         packed = number.to_bytes(2, "little") + (1).to_bytes(4, "little") + b"7"
-        assert (name, *db.execute("SELECT key, line, packed FROM labels")) == (b"label", (b"d/a", 1, packed))
+        assert (name, *db.execute("SELECT * FROM labels")) == (b"label", (b"d/a", 1, 0, packed))
 
 
 def test_a_damaged_table_of_labels_is_made_anew_for_the_next_one(tmp_path: Path) -> None:
     file = label_files.label_file(str(as_csv(tmp_path / "l.csv")))
     stamp = Fingerprint.at(file.path)
 
-    def found() -> dict[bytes, list[dict[bytes, bytes]]]:
-        with open_labels(file, stamp) as table:
+    def found() -> dict[bytes, list[label_table.LabelRow]]:
+        with open_labels((file,), (stamp,)) as table:
             return table.find([b"c", b"d/a"])
 
     right = found()

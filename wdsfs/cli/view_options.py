@@ -174,8 +174,8 @@ keys_option: Decorator[Any] = click.option(
     metavar="FILE[:COLUMN]",
     callback=list_file,
     shell_complete=offer_paths,
-    help="Only the samples that FILE lists: KEY or SHARD/KEY in each line, or in a COLUMN of .csv, .tsv, .jsonl, "
-    ".parquet or .sqlite:TABLE; `-`: the standard input.",
+    help="Only the samples that FILE lists: KEY or SHARD/KEY in each line, or in a COLUMN of a table as for "
+    "--associate, or .npy; `-`: the standard input.",
 )
 
 _COMPOSITION: dict[str, Decorator[Any]] = {
@@ -238,10 +238,10 @@ _COMPOSITION: dict[str, Decorator[Any]] = {
     "associate": click.option(
         "--associate",
         multiple=True,
-        metavar="FILE",
+        metavar="FILE[:KEYCOLUMN]",
         shell_complete=offer_paths,
-        help="Add columns (labels, captions) from FILE (.sqlite[:TABLE], .csv, .tsv, .jsonl) by key; they "
-        "replace those of the shards; repeatable.",
+        help="Add columns (labels, captions) from FILE (.csv, .tsv, .json, .jsonl, .parquet, .arrow, "
+        ".sqlite[:TABLE[:KEYCOLUMN]]; 'meta/*.parquet') by key; they replace those of the shards; repeatable.",
     ),
 }
 

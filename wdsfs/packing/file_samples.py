@@ -34,7 +34,7 @@ from wdsfs.names import readable
 from wdsfs.packing import reasons
 from wdsfs.packing.file_table import FileTable, FoundDirectory, LeftOut
 from wdsfs.packing.plan import Numbers
-from wdsfs.tree.label_files import KIND_OF_SUFFIX, NO_KEY, ORDER, label_error, label_file
+from wdsfs.tree.label_files import KIND_OF_SUFFIX, NO_KEY, ORDER, LabelSource, label_error, label_file
 from wdsfs.tree.label_rows import read_keys
 
 AUTO, FILES, SAMPLES, CLASSES = "auto", "files", "samples", "classes"
@@ -170,7 +170,7 @@ OUTSIDE_SPLIT = "is outside of a split: with {split} in --output each split is a
 OUTSIDE_TABLE = (
     "is a table, not a sample: --table FILE packs its columns with the samples, --exclude leaves it out"
 )
-TABLES = frozenset(os.fsencode(suffix[1:]) for suffix in (*KIND_OF_SUFFIX, ".parquet"))  # extensions
+TABLES = frozenset(map(os.fsencode, (suffix[1:] for suffix in KIND_OF_SUFFIX if suffix not in (".json", ".npy"))))
 
 # Names of directories that are parts of a data set, and hardly ever classes.
 SPLIT_NAMES = frozenset(b"train training val valid validation dev test testing eval".split())
@@ -552,7 +552,7 @@ def _as_listed(samples: Samples, text: str, left_out: LeftOut) -> Numbers:
     file = label_file(text, ORDER)
     numbers = {samples.key(number): number for number in range(len(samples))}
     listing = dict[bytes, int]()
-    for keys, lines in read_keys(file, DOOR.open_shard):
+    for keys, lines in read_keys(LabelSource(file, DOOR.open_shard)):
         for key, line in zip(keys, lines, strict=True):
             if key and key not in numbers:
                 what = "occurs twice" if key in listing else "is the key of no sample"

@@ -18,7 +18,7 @@ from wdsfs.packing.cluster_units import changed_since_planned
 from wdsfs.packing.file_samples import Keyed
 from wdsfs.tar.headers import BLOCK, padded
 from wdsfs.tree.composition import Column
-from wdsfs.tree.label_files import columns_text, label_file
+from wdsfs.tree.label_files import TABLE, columns_text, fingerprints_of, label_files
 from wdsfs.tree.label_table import open_labels
 
 AT_ONCE = 10_000  # samples whose rows are looked up together
@@ -37,7 +37,8 @@ class SampleTables:
     """
 
     def __init__(self, texts: Sequence[str], columns: Sequence[Column]) -> None:
-        self._tables = [(file, DOOR.look(file.path)) for file in map(label_file, texts)]
+        named = [label_files(text, TABLE) for text in texts]
+        self._tables = [(files, fingerprints_of(files, DOOR.look)) for files in named]
         self._columns = columns
         self.without: list[bytes] = []  # the first samples without a row
         self.without_count = 0
@@ -46,13 +47,13 @@ class SampleTables:
     @property
     def paths(self) -> tuple[bytes, ...]:
         """The files of the tables."""
-        return tuple(path for file, _ in self._tables for path in file.parts)
+        return tuple(path for files, _ in self._tables for file in files for path in file.parts)
 
     def _named(self) -> dict[bytes, str]:
         """Return `extensions`. Raises UsageError for a column that cannot be one, or that no table has."""
         there: dict[bytes, None] = {}
-        for file, fingerprint in self._tables:
-            with open_labels(file, fingerprint) as labels:
+        for table in self._tables:
+            with open_labels(*table) as labels:
                 there |= dict.fromkeys(labels.columns)
         pairs = [(name, column.name or name) for column in self._columns for name in column.alternatives]
         extensions = dict[bytes, str]()
@@ -76,17 +77,17 @@ class SampleTables:
         Raises CommitError for a sample with two rows, ViewError, ShardErrors.
         """
         rows: list[Row] = [{} for _ in keys]
-        for file, fingerprint in self._tables:
-            with open_labels(file, fingerprint) as labels:
+        for files, fingerprints in self._tables:
+            with open_labels(files, fingerprints) as labels:
                 there = labels.find(keys)
-            if DOOR.look(file.path) != fingerprint:
-                raise changed_since_planned(file.path)
+            if fingerprints_of(files, DOOR.look) != fingerprints:
+                raise changed_since_planned(files[0].path)
             for key, row in zip(keys, rows, strict=True):
                 given = there.get(key, ())
-                if len(given) > 1 or (given and not row.keys().isdisjoint(given[0])):
+                if len(given) > 1 or (given and not row.keys().isdisjoint(given[0].values)):
                     text = "has several rows: write one, with a JSON list in a column that has several values"
-                    raise CommitError(f"{file.text}: the sample {readable(key)!r} {text}")
-                row |= given[0] if given else {}
+                    raise CommitError(f"{files[0].text}: the sample {readable(key)!r} {text}")
+                row |= given[0].values if given else {}
         return [tuple(self._renamed(row)) for row in rows]
 
     def _renamed(self, row: Row) -> Iterator[tuple[bytes, bytes]]:

@@ -361,7 +361,7 @@ class _NumberedSamples:
     def listed(self, file: LabelFile) -> NDArray[np.int64]:
         """Return the place of each sample in a list of keys, -1 for none."""
         places = [np.zeros(0, np.int64)]
-        with open_key_list(file, Fingerprint.at(file.path)) as keys:
+        with open_key_list((file,), (Fingerprint.at(file.path),)) as keys:
             for number, some in itertools.groupby(range(len(self)), self.shards.__getitem__):
                 places.append(keys.find(self._lower.shards[number].name, [*map(self.key, some)])[0])
         return np.concatenate(places)

@@ -24,14 +24,14 @@ from numpy.typing import NDArray
 from wdsfs.errors import MissingShard, ShardError, UsageError
 from wdsfs.index.record import STRAY, Record
 from wdsfs.names import PLAIN, Reading, plain_key
-from wdsfs.shards import GONE, Fingerprint, Shard, lasting_number
+from wdsfs.shards import GONE, Fingerprint, Shard
 from wdsfs.source import open_stream
 from wdsfs.spec.expand import expand
 from wdsfs.tree import freshness, shard_set
 from wdsfs.tree.composition import Composition
 from wdsfs.tree.freshness import Generations
 from wdsfs.tree.indexing import indexed
-from wdsfs.tree.label_files import LIST, LabelFile, label_file
+from wdsfs.tree.label_files import LABELS, LIST, LabelFiles, fingerprints_of, label_files
 from wdsfs.tree.path_table import KeyTable
 from wdsfs.tree.shard_access import Access
 from wdsfs.tree.shard_set import ShardSet
@@ -54,8 +54,8 @@ class Companions:
     def __init__(self, composition: Composition, reading: Reading = PLAIN) -> None:
         # Semantics decision: joined shards are read as those of the set are.
         self.joined: list[list[Shard]] = [expand([spec], reading=reading) for spec in composition.join]
-        self.labels: list[LabelFile] = [label_file(text) for text in composition.associate]
-        self.keys = None if composition.keys is None else label_file(composition.keys, LIST)
+        self.labels = [label_files(text, LABELS, reading) for text in composition.associate]
+        self.keys = None if composition.keys is None else label_files(composition.keys, LIST, reading)
         self.class_names = None if composition.class_names is None else os.path.abspath(composition.class_names)
         if self.class_names is not None:
             read_class_names(self.class_names)
@@ -79,9 +79,9 @@ class Companions:
         return hashlib.blake2b(b"\0".join(parts), digest_size=16).digest()
 
     @property
-    def tables(self) -> list[LabelFile]:
-        """The label files and the list of keys."""
-        return self.labels + ([] if self.keys is None else [self.keys])
+    def tables(self) -> LabelFiles:
+        """The label files, and those of the list of keys."""
+        return sum(self.labels, ()) + (self.keys or ())
 
     @property
     def others(self) -> list[bytes]:
@@ -149,7 +149,7 @@ class CompanionWatch:
 
     def _fingerprints(self) -> list[Fingerprint]:
         fingerprints = [self._access.look(shard.path) for shard in self._companions.shards]
-        fingerprints += [self.fingerprint_of(file) for file in self._companions.tables]
+        fingerprints += self.fingerprints_of(self._companions.tables)
         if self._companions.class_names is not None:
             fingerprints.append(self._look_beside(os.fsencode(self._companions.class_names)))
         return fingerprints
@@ -160,24 +160,9 @@ class CompanionWatch:
         except MissingShard:
             raise MissingShard(f"{os.fsdecode(path)}: the file is gone") from None
 
-    def fingerprint_of(self, file: LabelFile) -> Fingerprint:
-        """Return the fingerprint of a label file now, mixed with those of the files that SQLite keeps beside it.
-
-        Raises MissingShard, UnreadableShard.
-        """
-        fingerprint = self._look_beside(file.path)
-        for path in file.parts[1:]:
-            try:
-                beside = os.stat(path)
-            except OSError:
-                continue
-            # An empty file means the same as none. The ctime is not used: SQLite sets it when it opens a file to
-            # read.
-            if not beside.st_size:
-                continue
-            packed = Fingerprint(beside.st_size, beside.st_mtime_ns, lasting_number(beside)).packed
-            fingerprint = fingerprint.mixed_with(_digest(packed))
-        return fingerprint
+    def fingerprints_of(self, files: LabelFiles) -> tuple[Fingerprint, ...]:
+        """Return the fingerprints of label files now. Raises MissingShard, UnreadableShard."""
+        return fingerprints_of(files, self._look_beside)
 
 
 def _digest(packed: bytes) -> int:

@@ -76,8 +76,11 @@ def content_of(value: Any) -> bytes | None:
     """Return the content of a file of this value; None for no file. Raises CorruptShard if it cannot be text.
 
     Semantics decision: the same for fields of members and of label files. Texts are written without quotes and
-    line end, numbers as Python writes them, lists, objects, `true` and `false` as JSON; `null` is no file.
+    line end, numbers as Python writes them, lists, objects, `true` and `false` as JSON; `null` is no file. An
+    image as Hugging Face's library has it in tables, {"bytes": ..., "path": ...}, is its bytes.
     """
+    if isinstance(value, dict) and value.keys() == {"bytes", "path"} and isinstance(value["bytes"], bytes):
+        value = value["bytes"]
     if value is None or value is ABSENT:
         return None
     if isinstance(value, bytes):
@@ -88,12 +91,19 @@ def content_of(value: Any) -> bytes | None:
         elif isinstance(value, float):
             text = repr(value)
         else:
-            text = json.dumps(value, ensure_ascii=False)
+            text = json.dumps(value, ensure_ascii=False, default=_text_in_json)
         return text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
         raise CorruptShard("holds half of a surrogate pair, which is not text") from None
     except RecursionError:
         raise CorruptShard("is nested too deeply") from None
+
+
+def _text_in_json(value: Any) -> str:
+    """Return the text of a value of a table that JSON does not have: a time, a decimal. Raises CorruptShard."""
+    if isinstance(value, bytes):
+        raise CorruptShard("holds bytes in a list or an object, which JSON cannot have")
+    return str(value)
 
 
 def content_at(document: Any, path: str) -> bytes | None:

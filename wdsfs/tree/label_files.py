@@ -10,38 +10,76 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import hashlib
 import importlib.util
 import io
 import itertools
 import os
+import re
 import reprlib
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 from wdsfs import wings
 from wdsfs.door.shard_door import OpenShard
 from wdsfs.door.urls import is_remote
 from wdsfs.errors import CorruptShard, UsageError, ViewError
+from wdsfs.names import PLAIN, Reading
+from wdsfs.shards import Fingerprint, lasting_number
 from wdsfs.spec import objects
+from wdsfs.spec.spec_words import collect, expand_words
 from wdsfs.tree import json_fields
 
 KEY_COLUMNS = ("__key__", "key")
-SQLITE, CSV, TSV, JSON_LINES, PARQUET, TEXT = "SQLite", "CSV", "TSV", "JSON lines", "parquet", "text"
+# Semantics decision: names of files go before numbers, for `id` is often the number of a row or of a task.
+_FILE_COLUMNS = [
+    "file_name",
+    "filename",
+    "file_path",
+    "filepath",
+    "audio_filepath",
+    "image_path",
+    "audio_path",
+    "path",
+    "file",
+]
+_MEDIA = ("image", "audio", "video")  # of Hugging Face as {"bytes": ..., "path": ...}, of Label Studio in "data"
+GUESSED_COLUMNS = (
+    *_FILE_COLUMNS,
+    *_MEDIA,
+    *(f"{name}.path" for name in _MEDIA),
+    *(f"data.{name}" for name in _MEDIA),
+)
+ID_COLUMNS = ("uid", "id")
+SQLITE, CSV, TSV, JSON, TEXT = "SQLite", "CSV", "TSV", "JSON", "text"
+PARQUET, ARROW, NPY = "parquet", "Arrow", "npy"
 KIND_OF_SUFFIX = {
-    **dict.fromkeys((".sqlite", ".sqlite3", ".db"), SQLITE),
     ".csv": CSV,
     ".tsv": TSV,
-    **dict.fromkeys((".jsonl", ".ndjson"), JSON_LINES),
+    **dict.fromkeys((".json", ".jsonl", ".ndjson", ".manifest"), JSON),
+    **dict.fromkeys((".parquet", ".pq"), PARQUET),
+    **dict.fromkeys((".arrow", ".feather"), ARROW),
+    **dict.fromkeys((".sqlite", ".sqlite3", ".db"), SQLITE),
+    ".npy": NPY,
 }
+_KIND_OF_HEAD = {  # of files whose suffix says nothing
+    b"SQLite format 3\0": SQLITE,
+    b"PAR1": PARQUET,
+    b"ARROW1\0\0": ARROW,
+    b"\x93NUMPY": NPY,
+    **dict.fromkeys((b'{"', b'[{"', b'["'), JSON),
+}
+_HEAD = 64  # bytes of a file that are looked at for its kind
+_PATTERN = re.compile(r"[*?\[{]")
 LINE_MAX = json_fields.JSON_MAX  # bytes of a line of JSON, characters of a row of CSV
 KEY_MAX = 1 << 20  # bytes of a key of a list
 COLUMNS_MAX = 1 << 16  # different columns of one file
 ROW_BYTES = 16  # that a row counts for, beside its values
 UNPACKED_MAX = 200  # bytes for each of a file in gzip, as of compressed shards
 NAMED = 20  # columns that a message names
-LABELS, LIST, ORDER = "--associate", "--keys", "--order"  # the options that name a file
+LABELS, LIST, ORDER, TABLE = "--associate", "--keys", "--order", "--table"  # the options that name a file
 NO_KEY = "lists no key"
 TOO_LONG = f"is longer than {KEY_MAX >> 20} MiB; a key in each line is needed"
 _typed_names: dict[bytes, str] = {}  # of copies of what can be read only once, by path: what the user has named
@@ -53,7 +91,7 @@ Row = tuple[bytes, int, dict[str, bytes]]  # key, line, values by column
 class LabelFile(NamedTuple):
     """A label file of the options: an absolute path, or a URL without secrets, and for SQLite a table.
 
-    `column` has the keys, if its name is not one of the usual ones. `is_list`: only the keys are read.
+    `column` has the keys, if it is named. `is_list`: only the keys are read. `reading` is that of the set.
     """
 
     path: bytes
@@ -61,11 +99,7 @@ class LabelFile(NamedTuple):
     table: str | None = None
     column: str | None = None
     is_list: bool = False
-
-    @property
-    def key_names(self) -> tuple[str, ...]:
-        """The names that the column of the keys may have."""
-        return KEY_COLUMNS if self.column is None else (self.column,)
+    reading: Reading = PLAIN
 
     def shows(self, column: str) -> bool:
         """Return True for a column of the file that becomes a column of samples.
@@ -86,33 +120,81 @@ class LabelFile(NamedTuple):
         return [self.path, self.path + b"-wal"] if has_more else [self.path]
 
 
+LabelFiles = tuple[LabelFile, ...]  # the files of one option: they are one table
+
+
+class LabelSource:
+    """A label file that is being read. `guessed` is the column of its keys, if its name says so only nearly."""
+
+    def __init__(self, file: LabelFile, open_file: OpenFile) -> None:
+        self.file, self.open_file = file, open_file
+        self.guessed: str | None = None
+
+    def key_column(
+        self, columns: Sequence[str], first: Sequence[str] = (), last: Sequence[str] = (), line: int | None = None
+    ) -> str:
+        """Return which of these columns has the keys. Raises ViewError.
+
+        Columns of this file alone may be tried before or after those that are guessed by their names.
+        """
+        file = self.file
+        names = (file.column,) if file.column else (*KEY_COLUMNS, *first, *GUESSED_COLUMNS, *ID_COLUMNS, *last)
+        name = next((name for name in names if name in columns), None)
+        if name is not None:
+            self.guessed = None if name in (file.column, *KEY_COLUMNS) else name
+            return name
+        what = repr(file.column) if file.column else "that names the samples, such as 'key' or 'file_name'"
+        place = "TABLE:COLUMN" if file.kind == SQLITE else "COLUMN"
+        way_out = f"; name one as in {file.text}:{place}" if columns and not file.column else ""
+        raise label_error(file, line, f"has no column {what}; it has {columns_text(columns)}{way_out}")
+
+
 def lasting_label(text: str) -> str:
     """Return a label file of the options that means the same later, whichever process reads it."""
     return os.path.abspath(text) if objects.is_url(text) and os.path.exists(text) else text
 
 
-def label_file(text: str, option: str = LABELS) -> LabelFile:
-    """Return the label file FILE or FILE.sqlite:TABLE; for other options a list. Raises UsageError.
+def label_files(text: str, option: str = LABELS, reading: Reading = PLAIN) -> LabelFiles:
+    """Return the files of FILE, FILE:COLUMN, FILE.sqlite:TABLE or FILE.sqlite:TABLE:COLUMN, which are one table.
 
-    A list is FILE, FILE:COLUMN or FILE.sqlite:TABLE:COLUMN.
+    FILE may be a glob, or have braces. Raises UsageError, SpecError.
     """
-    path, table, column, is_list = text, None, None, option != LABELS
     refuse_empty(text, option)
+    is_list = option in (LIST, ORDER)
     if os.path.exists(text):  # whatever it looks like, as for SHARDS
-        path = text = os.path.abspath(text)
+        typed, table, column, paths = text, None, None, [text]
     else:
-        path, table, column = _divided(text, is_list)
-    shown = objects.without_secrets(text) if objects.is_url(text) else text
-    path = objects.path_of_url(path) if objects.is_url(path) else os.path.abspath(path)
-    kind = _kind_of(path, is_list) or (TEXT if is_list else None)
-    if kind is None:
-        known = " ".join(KIND_OF_SUFFIX)
-        raise UsageError(f"{option} {shown}: not a kind of label file that wdsfs knows; these end in {known}")
+        typed, table, column = _divided(text)
+        is_pattern = _PATTERN.search(typed) and not os.path.exists(typed)
+        paths = [word.path for word in collect(expand_words([typed]))] if is_pattern else [typed]
+    return tuple(_checked_file(path, table, column, option, is_list, reading) for path in paths)
+
+
+def label_file(text: str, option: str = LABELS, reading: Reading = PLAIN) -> LabelFile:
+    """Return the file of an option that takes one alone. Raises as `label_files`."""
+    files = label_files(text, option, reading)
+    if len(files) > 1:
+        raise UsageError(f"{option} {text}: names {len(files):,} files, and one is needed")
+    return files[0]
+
+
+def _checked_file(
+    text: str, table: str | None, column: str | None, option: str, is_list: bool, reading: Reading
+) -> LabelFile:
+    is_url = objects.is_url(text) and not os.path.exists(text)
+    shown = objects.without_secrets(text) if is_url else text
+    path = objects.path_of_url(text) if is_url else os.path.abspath(text)
     if not objects.is_file(path):
-        raise UsageError(f"{option} {shown}: {_why_not(path)}{_of_a_column(text) if is_list else ''}")
-    if kind == PARQUET and importlib.util.find_spec("pyarrow") is None:
+        raise UsageError(f"{option} {shown}: {_why_not(path)}")
+    kind = _kind_of(path) or _kind_by_content(path) or (TEXT if is_list else None)
+    if kind is None or (kind == NPY and not is_list):
+        known = " ".join(KIND_OF_SUFFIX)
+        raise UsageError(f"{option} {shown}: not a kind of table that wdsfs knows; these end in {known}")
+    if column is not None and kind in (TEXT, NPY):
+        raise UsageError(f"{option} {shown}:{column}: the file has no columns; name it without :{column}")
+    if kind in (PARQUET, ARROW) and importlib.util.find_spec("pyarrow") is None:
         raise UsageError(f"{option} {shown}: needs pyarrow; type: {wings.install_command('parquet')}")
-    return LabelFile(os.fsencode(path), kind, table, column, is_list)
+    return LabelFile(os.fsencode(path), kind, table, column, is_list, reading)
 
 
 def refuse_empty(text: str, option: str) -> None:
@@ -127,35 +209,59 @@ def _why_not(path: str) -> str:
     return "is no file that can be read again" if os.path.exists(path) else "there is no such file"
 
 
-def _of_a_column(text: str) -> str:
-    """Return the end of a message about FILE:COLUMN if there is such a file, of another kind."""
-    before, colon, _ = text.rpartition(":")
-    if not colon or not os.path.isfile(before):
-        return ""
-    known = " ".join((*KIND_OF_SUFFIX, ".parquet"))
-    return f"; there is {before}, but columns are read from files that end in {known}"
-
-
-def _divided(text: str, is_list: bool) -> tuple[str, str | None, str | None]:
-    """Divide the text of an option into the file, the table of SQLite, and for a list the column of the keys."""
+def _divided(text: str) -> tuple[str, str | None, str | None]:
+    """Divide the text of an option into the file, the table of SQLite, and the column of the keys."""
     before, colon, after = text.rpartition(":")
-    kind = _kind_of(before, is_list) if colon else None
-    if kind == SQLITE:
-        return before, after, None
-    if kind is not None and is_list:
-        return before, None, after
+    if not colon:
+        return text, None, None
     above, colon, table = before.rpartition(":")
-    if is_list and colon and _kind_of(above, is_list) == SQLITE:
+    if colon and _kind_of(above) == SQLITE:
         return above, table, after
-    return text, None, None
+    kind = _kind_of(before) or (_kind_by_content(before) or TEXT if os.path.isfile(before) else None)
+    if kind is None:
+        return text, None, None
+    return (before, after, None) if kind == SQLITE else (before, None, after)
 
 
-def _kind_of(path: str, is_list: bool) -> str | None:
+def _kind_of(path: str) -> str | None:
     """Return the kind of a file by its name, which may end in `.gz`; None for one that is not known."""
     name = path.partition("?")[0] if objects.is_url(path) else path
-    plain = Path(name.removesuffix(".gz"))
-    kind = PARQUET if is_list and plain.suffix.lower() == ".parquet" else KIND_OF_SUFFIX.get(plain.suffix.lower())
-    return None if name.endswith(".gz") and kind in (SQLITE, PARQUET) else kind
+    kind = KIND_OF_SUFFIX.get(Path(name.removesuffix(".gz")).suffix.lower())
+    return None if name.endswith(".gz") and kind not in (CSV, TSV, JSON) else kind
+
+
+def _kind_by_content(path: str) -> str | None:
+    """Return the kind of a local file by how it begins; None for one that is not known."""
+    if objects.is_url(path) or path.endswith((".txt", ".gz")):
+        return None
+    with contextlib.suppress(OSError), open(path, "rb") as stream:
+        head = stream.read(_HEAD).removeprefix(b"\xef\xbb\xbf")
+        begins = b"".join(head.split()) if head[:1] in b"[{" else head
+        return next((kind for start, kind in _KIND_OF_HEAD.items() if begins.startswith(start)), None)
+    return None
+
+
+def fingerprints_of(files: LabelFiles, look: Callable[[bytes], Fingerprint]) -> tuple[Fingerprint, ...]:
+    """Return the fingerprints of label files now; `look` is that of the mount. Raises what it raises."""
+    return tuple(_fingerprint_of(file, look) for file in files)
+
+
+def _fingerprint_of(file: LabelFile, look: Callable[[bytes], Fingerprint]) -> Fingerprint:
+    """Return the fingerprint of a label file, mixed with those of the files that SQLite keeps beside it."""
+    fingerprint = look(file.path)
+    for path in file.parts[1:]:
+        try:
+            beside = os.stat(path)
+        except OSError:
+            continue
+        # An empty file means the same as none. The ctime is not used: SQLite sets it when it opens a file to
+        # read.
+        if beside.st_size:
+            packed = Fingerprint(beside.st_size, beside.st_mtime_ns, lasting_number(beside)).packed
+            fingerprint = fingerprint.mixed_with(
+                int.from_bytes(hashlib.blake2b(packed, digest_size=8).digest(), "little")
+            )
+    return fingerprint
 
 
 def note_typed_name(copy: bytes, typed: str) -> None:
@@ -168,17 +274,17 @@ def label_error(file: LabelFile, line: int | None, text: str) -> ViewError:
     return ViewError(f"{file.text}: {text}" if line is None else f"{file.text}:{line}: {text}")
 
 
-def key_column(file: LabelFile, columns: Sequence[str], others: Sequence[str] = ()) -> str:
-    """Return which of the columns has the keys; `others` may, too. Raises ViewError."""
-    for name in file.key_names if file.column else (*KEY_COLUMNS, *others):
-        if name in columns:
-            return name
-    what = " or ".join(map(repr, file.key_names))
-    text = f"has no column {what} that says which sample a row is for; it has {columns_text(columns)}"
-    other = (
-        f"; name another one as in {file.text}:COLUMN" if file.is_list and columns and file.kind != SQLITE else ""
-    )
-    raise label_error(file, None, text + other)
+def key_of(file: LabelFile, line: int, column: str, value: Any) -> bytes:
+    """Return the key in a row: a text or a number. Raises ViewError.
+
+    Semantics decision: whole numbers are written without zeros in front; so are those that pandas has made
+    fractions of, because a row had none (17.0). Any other fraction names no sample.
+    """
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if value is None or isinstance(value, dict | list | bool | float):
+        raise label_error(file, line, f"the field {column!r} is not a key: {shorten(value)}")
+    return value_of(file, line, column, value) or b""
 
 
 def value_of(file: LabelFile, line: int, column: str, value: Any) -> bytes | None:
@@ -190,7 +296,7 @@ def value_of(file: LabelFile, line: int, column: str, value: Any) -> bytes | Non
 
 
 @contextlib.contextmanager
-def open_content(path: bytes, open_file: OpenFile) -> Iterator[BinaryIO]:
+def open_content(path: bytes, open_file: OpenFile) -> Iterator[io.BufferedReader]:
     """Open a label file to read; a remote one is brought into the cache. Raises ShardError, OSError."""
     shard = open_file(path)
     if isinstance(shard, int):
@@ -202,9 +308,10 @@ def open_content(path: bytes, open_file: OpenFile) -> Iterator[BinaryIO]:
 
 
 @contextlib.contextmanager
-def open_text(file: LabelFile, open_file: OpenFile) -> Iterator[IO[bytes]]:
+def open_text(source: LabelSource) -> Iterator[io.BufferedReader]:
     """Open a file of text as `open_content`, unpacked if its name ends in `.gz`. Raises also ViewError."""
-    with open_content(file.path, open_file) as stream:
+    file = source.file
+    with open_content(file.path, source.open_file) as stream:
         if not file.path.partition(b"?" if is_remote(file.path) else b"\0")[0].endswith(b".gz"):
             yield stream
             return

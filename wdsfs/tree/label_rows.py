@@ -1,10 +1,11 @@
-"""Reads the rows of label files and lists of keys, whatever the format is: CSV, JSON lines, parquet, SQLite, text.
+"""Reads the rows of label files and lists of keys, whatever the format is: CSV, JSON, parquet, SQLite, text ...
 
 READERS has the formats. A database of another user is read within limits, and computes nothing.
 """
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import csv
 import importlib
@@ -15,35 +16,44 @@ import re
 import shutil
 import sqlite3
 import stat
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import IO, Any, BinaryIO, TextIO
 
-from wdsfs import source
+import numpy as np
+
+from wdsfs import source as sources
 from wdsfs.door.urls import is_remote
 from wdsfs.errors import StaleShard, UsageError
 from wdsfs.shards import Fingerprint
+from wdsfs.tree import json_fields
 from wdsfs.tree.label_files import (
+    ARROW,
     COLUMNS_MAX,
     CSV,
-    JSON_LINES,
+    JSON,
+    KEY_COLUMNS,
     KEY_MAX,
     LINE_MAX,
     NAMED,
     NO_KEY,
+    NPY,
     PARQUET,
     ROW_BYTES,
     SQLITE,
     TEXT,
     TOO_LONG,
     TSV,
+    UNPACKED_MAX,
     LabelFile,
+    LabelSource,
     OpenFile,
     Row,
     columns_text,
-    key_column,
+    key_of,
     label_error,
     note_typed_name,
     open_content,
@@ -61,23 +71,29 @@ _COPIES_TRIED = 5  # of a database that others write
 _PRAGMAS = ((sqlite3.SQLITE_PRAGMA, "table_xinfo"), (sqlite3.SQLITE_PRAGMA, "trusted_schema"))  # that we use
 _VIRTUAL = 2  # of a generated column that is not stored
 _CREATES_TABLE = re.compile(r"CREATE\s+TABLE\b", re.I)
-_BATCH = 10_000  # rows of parquet read at a time
+_PACKED = 10  # times WORK, for parquet and Arrow, whose values are packed
+_BATCH, _NESTED_BATCH, _BATCH_BYTES = 10_000, 64, 64 << 20  # rows of these in memory at a time, and bytes
+_ARROW = b"ARROW1"  # begins a file, and no stream
+_NO_KEYS = (dict, list, bool)
+_SPACE = re.compile(r"[ \t\n\r]*")
+_BLOCK = 1 << 16  # characters of a list, bytes of parquet read at a time
 _SHOWN = 200  # characters of pyarrow's message in ours
 
 # -- CSV and TSV: the first line names the columns -------------------------------------------------------------
 
 
-def read_csv(file: LabelFile, open_file: OpenFile) -> Iterator[Row]:
+def read_csv(source: LabelSource) -> Iterator[Row]:
     """Yield the rows of a file of CSV or TSV. Raises ViewError, ShardErrors, OSErrors."""
+    file = source.file
     delimiter = "\t" if file.kind == TSV else ","
     before = csv.field_size_limit(LINE_MAX)
-    with open_text(file, open_file) as raw:
+    with open_text(source) as raw:
         stream = io.TextIOWrapper(raw, "utf-8-sig", "surrogateescape", newline="")
         given = _Lines(file, stream)
         lines = csv.reader(given, delimiter=delimiter, strict=True)
         try:
             columns = next(lines, [])
-            key = _checked_columns(file, columns)
+            key = _checked_columns(source, columns)
             given.next_row()
             for fields in lines:
                 given.next_row()
@@ -120,123 +136,289 @@ class _Lines:
             yield line
 
 
-def _checked_columns(file: LabelFile, columns: list[str]) -> int:
+def _checked_columns(source: LabelSource, columns: list[str]) -> int:
     """Return the place of the key among the columns of a CSV file. Raises ViewError."""
+    file = source.file
     if len(columns) > COLUMNS_MAX:
         raise label_error(file, 1, f"has {len(columns):,} columns; the limit is {COLUMNS_MAX:,}")
     twice = next((name for name, count in Counter(columns).items() if count > 1), None)
     if twice is not None:
         raise label_error(file, 1, f"has two columns {shorten(twice)}")
-    return columns.index(key_column(file, columns))
+    return columns.index(source.key_column(columns))
 
 
-# -- JSON lines: each is an object ---------------------------------------------------------------------------
+# -- JSON: an object in each line, or a list of objects; a list of keys may have texts -----------------------
 
 
-def read_json_lines(file: LabelFile, open_file: OpenFile) -> Iterator[Row]:
-    """Yield the rows of a file of JSON lines. Raises ViewError, ShardErrors, OSErrors."""
-    with open_text(file, open_file) as stream:
-        for line, text in enumerate(iter(lambda: stream.readline(LINE_MAX + 1), b""), 1):
-            if text.strip():
-                yield _row_of(file, line, _parse_object(file, line, text))
+def read_json(source: LabelSource) -> Iterator[Row]:
+    """Yield the rows of a file of JSON. Raises ViewError, ShardErrors, OSErrors."""
+    file, name = source.file, ""
+    with open_text(source) as raw:
+        start = raw.peek(1).removeprefix(b"\xef\xbb\xbf").lstrip()
+        for line, item in (_list_items if start.startswith(b"[") else _line_items)(file, raw):
+            if isinstance(item, str) and file.is_list:
+                yield key_of(file, line, "", item), line, {}
+                continue
+            if not isinstance(item, dict):
+                raise label_error(file, line, "is not a JSON object")
+            name = name or source.key_column(_scalar_fields(file, item), line=line)
+            key = item[name] if name in item else json_fields.find(item, json_fields.parse_path(name))
+            if key is json_fields.ABSENT:
+                raise label_error(file, line, f"has no field {name!r}; it has {columns_text(item)}")
+            values = {
+                column: value_of(file, line, column, value)
+                for column, value in item.items()
+                if column != name and file.shows(column)
+            }
+            shown = {column: value for column, value in values.items() if value is not None}
+            yield key_of(file, line, name, key), line, shown
 
 
-def _parse_object(file: LabelFile, line: int, text: bytes) -> dict[str, Any]:
-    """Return the object in a line. Raises ViewError."""
-    if len(text) > LINE_MAX:
-        raise label_error(file, line, f"is longer than {LINE_MAX >> 20} MiB; one object in each line is needed")
-    try:
-        row = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise label_error(file, line, f"is not JSON: {error}") from None
-    if not isinstance(row, dict):
-        raise label_error(file, line, "is not a JSON object")
-    return row
+def _scalar_fields(file: LabelFile, row: dict[str, Any]) -> list[str]:
+    """Return the names of the fields that may be a key; those of an object in the row as `data.image`."""
+    parts = [(name, value) for name, value in row.items() if isinstance(value, dict)]
+    inner = [(f"{name}.{field}", value) for name, part in parts for field, value in part.items()]
+    named = (*KEY_COLUMNS, file.column)  # whatever they have
+    return [name for name, value in (*row.items(), *inner) if name in named or not isinstance(value, _NO_KEYS)]
 
 
-def _row_of(file: LabelFile, line: int, row: dict[str, Any]) -> Row:
-    name = next((name for name in file.key_names if name in row), None)
-    if name is None:
-        what = " or ".join(map(repr, file.key_names))
-        raise label_error(file, line, f"has no field {what}; it has {columns_text(row)}")
-    key = value_of(file, line, name, row[name])
-    if key is None or isinstance(row[name], dict | list | bool):
-        raise label_error(file, line, f"the field {name!r} is not a key: {shorten(row[name])}")
-    values = {
-        column: value_of(file, line, column, value)
-        for column, value in row.items()
-        if column != name and file.shows(column)
-    }
-    return key, line, {column: value for column, value in values.items() if value is not None}
-
-
-# -- parquet, by pyarrow: keys alone, without values -----------------------------------------------------------
-
-
-def read_parquet(file: LabelFile, open_file: OpenFile) -> Iterator[Row]:
-    """Yield the keys of a file of parquet. Raises ViewError, ShardErrors, OSErrors."""
-    pyarrow, parquet = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
-    with open_content(file.path, open_file) as stream:
-        try:
-            with parquet.ParquetFile(stream, memory_map=False, pre_buffer=False) as table:
-                column = key_column(file, table.schema_arrow.names)
-                lines = 0
-                for batch in table.iter_batches(_BATCH, columns=[column]):
-                    for line, value in enumerate(batch.column(0).to_pylist(), lines + 1):
-                        key = value_of(file, line, column, value)
-                        if key is None:
-                            raise label_error(file, line, f"the column {column!r} is null in this row")
-                        yield key, line, {}
-                    lines += len(batch)
-        except pyarrow.ArrowException as error:
+def _line_items(file: LabelFile, stream: IO[bytes]) -> Iterator[tuple[int, Any]]:
+    for line, text in enumerate(iter(lambda: stream.readline(LINE_MAX + 1), b""), 1):
+        if len(text) > LINE_MAX:
             raise label_error(
-                file, None, f"cannot be read as parquet: {str(error).partition(chr(10))[0][:_SHOWN]}"
-            ) from None
+                file, line, f"is longer than {LINE_MAX >> 20} MiB; one object in each line is needed"
+            )
+        if text.strip():
+            try:
+                yield line, json.loads(text)
+            except (ValueError, RecursionError) as error:
+                way_out = "; write an object in each line, or a list of objects" if line == 1 else ""
+                raise label_error(file, line, f"is not JSON: {error}{way_out}") from None
+
+
+def _list_items(file: LabelFile, stream: IO[bytes]) -> Iterator[tuple[int, Any]]:
+    """Yield the items of a JSON list, with their numbers from 1 on."""
+    text, decoder, number, rest, at = codecs.getincrementaldecoder("utf-8-sig")(), json.JSONDecoder(), 0, "", 0
+    try:
+        while True:
+            at, sign = _sign_at(rest, at)
+            begin, first = _sign_at(rest, at + 1)
+            if sign not in (",]" if number else "["):
+                raise ValueError(f"{sign!r} where a comma or the end of the list has to be")
+            if sign == "]" or (sign == "[" and first == "]"):
+                if rest[at if sign == "]" else begin :].strip() != "]" or stream.read(_BLOCK).strip():
+                    raise ValueError("there is more after the end of the list")
+                return
+            end, item, why = _decoded(decoder, rest, begin)
+            if end < len(rest):  # not cut off, as the digits of a number may be
+                number, at = number + 1, end
+                yield number, item
+                continue
+            if len(rest) - at > LINE_MAX:
+                raise ValueError(f"an item is longer than {LINE_MAX >> 20} MiB")
+            more = stream.read(max(_BLOCK, len(rest) - at))
+            if not more:
+                raise ValueError(why or "the list has no end")
+            rest, at = rest[at:] + text.decode(more), 0
+    except (ValueError, RecursionError) as error:
+        raise label_error(file, number + 1, f"is not JSON: {error}") from None
+
+
+def _sign_at(text: str, at: int) -> tuple[int, str]:
+    """Return the place of the next sign that is no white space, and the sign, which is empty at the end."""
+    at += len(_SPACE.match(text, at)[0])  # type: ignore[index]  # it always matches
+    return at, text[at : at + 1]
+
+
+def _decoded(decoder: json.JSONDecoder, text: str, at: int) -> tuple[int, Any, str]:
+    """Return the end of the JSON at a place, and the item; the end of the text and the reason if there is none."""
+    try:
+        item, end = decoder.raw_decode(text, at)
+    except json.JSONDecodeError as error:
+        return len(text), None, error.msg
+    return end, item, ""
+
+
+# -- parquet and Arrow, by pyarrow -----------------------------------------------------------------------------
+
+
+def read_arrow(source: LabelSource) -> Iterator[Row]:
+    """Yield the rows of a file of parquet or Arrow. Raises ViewError, ShardErrors, OSErrors."""
+    file, pyarrow = source.file, importlib.import_module("pyarrow")
+    with open_content(file.path, source.open_file) as stream:
+        bounds = _Bounds(_PACKED * os.fstat(stream.fileno()).st_size)
+        try:
+            yield from _arrow_rows(source, pyarrow, stream, bounds)
+        except (pyarrow.ArrowException, OSError, ValueError, OverflowError, MemoryError) as error:
+            text = str(error).partition("\n")[0][:_SHOWN] or "it needs too much memory"
+            raise label_error(file, None, f"cannot be read as {file.kind}: {text}") from None
+
+
+def _arrow_rows(source: LabelSource, pyarrow: Any, stream: BinaryIO, bounds: _Bounds) -> Iterator[Row]:
+    file, lines = source.file, 0
+    for batch, name in (_parquet_batches if file.kind == PARQUET else _arrow_batches)(source, pyarrow, stream):
+        field, _, inner = (name, "", "") if name in batch.schema.names else name.partition(".")
+        used = [column for column in batch.schema.names if column == field or file.shows(column)]
+        columns = {column: _values_in(pyarrow, batch.column(column)) for column in used}
+        keys = [row and row[inner] for row in columns[field]] if inner else columns.pop(field)
+        shown = [(column, values) for column, values in columns.items() if file.shows(column)]
+        for line, key in enumerate(keys, lines + 1):
+            values = {column: value_of(file, line, column, cells[line - lines - 1]) for column, cells in shown}
+            content = {column: value for column, value in values.items() if value is not None}
+            if bounds.spend(content.values()):
+                text = f"the rows hold more than {WORK * _PACKED:,} times the bytes of the file"
+                raise label_error(file, line, text)
+            yield key_of(file, line, name, key), line, content
+        lines += len(keys)
+
+
+def _values_in(pyarrow: Any, column: Any) -> list[Any]:
+    """Return the values of a column; a text that is there many times is in memory once."""
+    types, kind = pyarrow.types, column.type
+    if types.is_dictionary(kind):
+        numbers = column.indices.unique().drop_null()
+        texts = dict(zip(numbers.to_pylist(), _values_in(pyarrow, column.dictionary.take(numbers)), strict=True))
+        return [texts.get(number) for number in column.indices.to_pylist()]
+    is_text = types.is_temporal(kind) or types.is_decimal(kind)
+    values: list[Any] = (column.cast(pyarrow.string()) if is_text else column).to_pylist()
+    return values
+
+
+def _key_name(source: LabelSource, pyarrow: Any, schema: Any) -> str:
+    """Return which column of a schema has the keys; `image.path` is a field in a column. Raises ViewError."""
+    file, types = source.file, pyarrow.types
+    twice = next((name for name, count in Counter(schema.names).items() if count > 1), None)
+    if twice is not None or len(schema) > COLUMNS_MAX:
+        what = (
+            f"{len(schema):,} columns; the limit is {COLUMNS_MAX:,}"
+            if twice is None
+            else f"two columns {shorten(twice)}"
+        )
+        raise label_error(file, None, f"has {what}")
+    fields = [(field.name, field.type) for field in schema]
+    structs = [(name, kind) for name, kind in fields if types.is_struct(kind)]
+    fields += [(f"{name}.{part.name}", part.type) for name, kind in structs for part in kind]
+    no_keys = (types.is_nested, types.is_binary, types.is_large_binary)
+    return source.key_column(
+        [name for name, kind in fields if name == file.column or not any(test(kind) for test in no_keys)]
+    )
+
+
+def _rows_at_once(pyarrow: Any, schema: Any, size: int, rows: int) -> int:
+    """Return how many rows to have in memory: few if they are large, or if one value may be there many times."""
+    most = _NESTED_BATCH if any(pyarrow.types.is_nested(field.type) for field in schema) else _BATCH
+    return max(1, min(most, _BATCH_BYTES * max(rows, 1) // max(size, 1)))
+
+
+def _parquet_batches(source: LabelSource, pyarrow: Any, stream: BinaryIO) -> Iterator[tuple[Any, str]]:
+    """Yield the rows of a parquet file, and which column has the keys."""
+    parquet, file, types = importlib.import_module("pyarrow.parquet"), source.file, pyarrow.types
+    options = {"memory_map": False, "pre_buffer": False, "buffer_size": _BLOCK}
+    with parquet.ParquetFile(stream, **options) as table:
+        about, schema = table.metadata, table.schema_arrow
+        name = _key_name(source, pyarrow, schema)
+        groups = [about.row_group(number) for number in range(about.num_row_groups)]
+        sizes = [(group.total_byte_size, group.num_rows) for group in groups]
+        if sum(size for size, _ in sizes) > UNPACKED_MAX * os.fstat(stream.fileno()).st_size + LINE_MAX:
+            raise label_error(file, None, f"unpacks to more than {UNPACKED_MAX} times its size")
+        rows = min((_rows_at_once(pyarrow, schema, *group) for group in sizes), default=1)
+        texts = [field.name for field in schema if types.is_string(field.type) or types.is_binary(field.type)]
+    shown = [column for column in schema.names if file.shows(column) and column != name]
+    stream.seek(0)
+    with parquet.ParquetFile(stream, read_dictionary=texts, **options) as table:
+        key = [] if name.partition(".")[0] in shown else [name]
+        for batch in table.iter_batches(rows, columns=shown + key):
+            yield batch, name
+
+
+def _arrow_batches(source: LabelSource, pyarrow: Any, stream: BinaryIO) -> Iterator[tuple[Any, str]]:
+    """Yield the rows of a file of Arrow (Feather), or of a stream, as the library datasets writes it; as above."""
+    ipc, is_file = importlib.import_module("pyarrow.ipc"), stream.read(len(_ARROW)) == _ARROW
+    stream.seek(0)
+    with (ipc.open_file if is_file else ipc.open_stream)(stream) as table:
+        name = _key_name(source, pyarrow, table.schema)
+        for batch in map(table.get_batch, range(table.num_record_batches)) if is_file else table:
+            batch.validate(full=True)  # else reading may leave its memory
+            step = _rows_at_once(pyarrow, batch.schema, batch.nbytes, len(batch))
+            for start in range(0, len(batch), step):
+                yield batch.slice(start, step), name
+
+
+# -- lists of numbers or texts, by NumPy ------------------------------------------------------------------------
+
+
+def read_npy(source: LabelSource) -> Iterator[Row]:
+    """Yield the keys of a NumPy array; objects, which are pickles, are refused. Raises ViewError, OSErrors.
+
+    Semantics decision: two numbers of 64 bits, as DataComp has them, are a text of 32 hexadecimal digits.
+    """
+    file, npy = source.file, np.lib.format
+    with open_content(file.path, source.open_file) as stream:
+        try:
+            readers = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+            shape, _, dtype = readers[npy.read_magic(stream)](stream)
+        except Exception as error:  # NumPy parses the head as Python does, and may raise whatever that raises
+            raise label_error(file, None, f"cannot be read as an array: {error!s:.{_SHOWN}}") from None
+        is_uid = [dtype[name].kind for name in dtype.names or ()] == ["u", "u"] and dtype.itemsize == 16
+        is_known = len(shape) == 1 and (dtype.kind in "SUiu" or is_uid)
+        if not (is_known and 0 < dtype.itemsize <= KEY_MAX * 4):
+            text = f"is an array of {shorten(dtype)} {shorten(shape)}; a row of texts or whole numbers is needed"
+            raise label_error(file, None, text)
+        step = max(1, KEY_MAX // dtype.itemsize)
+        for start in range(0, shape[0], step):
+            count = min(step, shape[0] - start)
+            data = stream.read(count * dtype.itemsize)
+            if len(data) < count * dtype.itemsize:
+                raise label_error(file, None, "ends before its last key")
+            if dtype.kind == "U" and np.frombuffer(data, f"{dtype.str[0]}u4").max() > sys.maxunicode:
+                raise label_error(file, None, "has a text of signs that Unicode does not have")
+            for line, value in enumerate(np.frombuffer(data, dtype).tolist(), start + 1):
+                yield key_of(file, line, "", f"{value[0]:016x}{value[1]:016x}" if is_uid else value), line, {}
 
 
 # -- SQLite -----------------------------------------------------------------------------------------------------
 
 
-def read_sqlite(file: LabelFile, open_file: OpenFile) -> Iterator[Row]:
+def read_sqlite(source: LabelSource) -> Iterator[Row]:
     """Yield the rows of a table of SQLite. Raises ViewError, ShardErrors, OSErrors."""
-    with _database(file.path, open_file) as (uri, size):
+    file = source.file
+    with _database(file.path, source.open_file) as (uri, size):
         bounds = _Bounds(size)
         try:
             with _guarded(uri, bounds) as db:
-                yield from _table_rows(file, db, bounds)
+                yield from _table_rows(source, db, bounds)
         except sqlite3.Error as error:
             raise label_error(file, None, f"cannot be read as SQLite: {error}") from None
 
 
-def _table_rows(file: LabelFile, db: sqlite3.Connection, bounds: _Bounds) -> Iterator[Row]:
+def _table_rows(source: LabelSource, db: sqlite3.Connection, bounds: _Bounds) -> Iterator[Row]:
+    file = source.file
     table = _table(file, db)
-    columns, primary = _stored_columns(file, db, table)
-    key = key_column(file, columns, primary if len(primary) == 1 else ())
-    at = columns.index(key)
-    cursor = db.execute(f"SELECT {', '.join(map(_quoted, columns))} FROM {_quoted(table)}")
+    key, columns = _stored_columns(source, db, table)
+    cursor = db.execute(f"SELECT {', '.join(map(_quoted, (key, *columns)))} FROM {_quoted(table)}")
     for line, row in enumerate(cursor, 1):
-        name = value_of(file, line, key, row[at])
-        if name is None:
-            raise label_error(file, line, f"the column {key!r} is NULL in this row of {table!r}")
         values = {
             column: content
-            for column, value in zip(columns, row, strict=True)
-            if column != key and (content := value_of(file, line, column, value)) is not None
+            for column, value in zip(columns, row[1:], strict=True)
+            if (content := value_of(file, line, column, value)) is not None
         }
         if bounds.spend(values.values()):
             raise label_error(
                 file, line, f"the rows of {table!r} hold more than {WORK} times the bytes of the file"
             )
-        yield name, line, values
+        yield key_of(file, line, key, row[0]), line, values
 
 
-def _stored_columns(file: LabelFile, db: sqlite3.Connection, table: str) -> tuple[list[str], list[str]]:
-    """Return the shown columns of a table, and those of its primary key. Raises ViewError, sqlite3.Error."""
-    about = db.execute(f"PRAGMA table_xinfo({_quoted(table)})").fetchall()
-    primary = [name for _, name, *_, number, _ in about if number]
-    keys = {*file.key_names, *(primary if file.is_list else ())}
-    shown = [(name, hidden) for _, name, *_, hidden in about if file.shows(name) or name in keys]
-    computed = next((name for name, hidden in shown if hidden == _VIRTUAL), None)
+def _stored_columns(source: LabelSource, db: sqlite3.Connection, table: str) -> tuple[str, list[str]]:
+    """Return the column of the keys, and the others that are shown. Raises ViewError, sqlite3.Error."""
+    file = source.file
+    about = [row[1:] for row in db.execute(f"PRAGMA table_xinfo({_quoted(table)})")]
+    primary = [(name, kind.upper()) for name, kind, _, _, number, _ in about if number]
+    texts = [name for name, kind in primary if len(primary) == 1 and kind != "INTEGER"]
+    names = [name for name, kind, *_ in about if name == file.column or kind.upper() != "BLOB"]
+    key = source.key_column(names, texts, [name for name, _ in primary][:1])
+    columns = [name for name, *_ in about if file.shows(name) and name != key]
+    computed = next((name for name, *_, hidden in about if hidden == _VIRTUAL and name in (key, *columns)), None)
     if computed is not None:
         raise label_error(
             file,
@@ -244,7 +426,7 @@ def _stored_columns(file: LabelFile, db: sqlite3.Connection, table: str) -> tupl
             f"the column {computed!r} of {table!r} is computed by SQL in the file, and only stored columns are "
             "read; declare it STORED",
         )
-    return [name for name, _ in shown], primary
+    return key, columns
 
 
 def _table(file: LabelFile, db: sqlite3.Connection) -> str:
@@ -401,7 +583,7 @@ def copy_list(value: str, option: str, directory: str) -> str:
     copy, is_input = os.path.join(directory, "keys.txt"), value == "-"
     file = LabelFile(os.fsencode(copy), TEXT, is_list=True)
     note_typed_name(file.path, "standard input" if is_input else value)
-    with source.open_stream(0 if is_input else value) as stream, open(copy, "xb") as target:
+    with sources.open_stream(0 if is_input else value) as stream, open(copy, "xb") as target:
         about, room = os.fstat(stream.fileno()), os.statvfs(copy)
         if stat.S_ISCHR(about.st_mode) and not stream.isatty() and about.st_rdev != os.stat(os.devnull).st_rdev:
             raise UsageError(f"{option} {value}: is a device; name a file, a pipe or - for the standard input")
@@ -423,28 +605,30 @@ def copy_list(value: str, option: str, directory: str) -> str:
 
 # -- any format ------------------------------------------------------------------------------------------------
 
-READERS: dict[str, Callable[[LabelFile, OpenFile], Iterator[Row]]] = {
+READERS: dict[str, Callable[[LabelSource], Iterator[Row]]] = {
     CSV: read_csv,
     TSV: read_csv,
-    JSON_LINES: read_json_lines,
+    JSON: read_json,
     SQLITE: read_sqlite,
-    PARQUET: read_parquet,
+    PARQUET: read_arrow,
+    ARROW: read_arrow,
+    NPY: read_npy,
 }
 
 
-def read_rows(file: LabelFile, open_file: OpenFile) -> Iterator[Row]:
+def read_rows(source: LabelSource) -> Iterator[Row]:
     """Yield the rows of a label file. Raises ViewError, which names file, line and field, and OSError."""
-    yield from READERS[file.kind](file, open_file)
+    yield from READERS[source.file.kind](source)
 
 
-def read_keys(file: LabelFile, open_file: OpenFile) -> Iterator[tuple[list[bytes], Sequence[int]]]:
+def read_keys(source: LabelSource) -> Iterator[tuple[list[bytes], Sequence[int]]]:
     """Yield the keys of a list, some MiB of them at a time, and their lines. Raises as `read_rows`."""
-    if file.kind == TEXT:
-        with open_text(file, open_file) as stream:
-            yield from _text_keys(file, stream.read)
+    if source.file.kind == TEXT:
+        with open_text(source) as stream:
+            yield from _text_keys(source.file, stream.read)
         return
     keys, lines, size = list[bytes](), list[int](), 0
-    for key, line, _ in read_rows(file, open_file):
+    for key, line, _ in read_rows(source):
         keys.append(key)
         lines.append(line)
         size += ROW_BYTES + len(key)

@@ -38,39 +38,49 @@ from wdsfs.tree.label_files import (
     NO_KEY,
     TOO_LONG,
     LabelFile,
+    LabelFiles,
+    LabelSource,
     OpenFile,
     Row,
     label_error,
 )
 from wdsfs.tree.label_rows import read_keys, read_rows
 
-FORMAT, LABELS, KEYS = "2", "labels", "keys"  # of tables in the cache, and their kinds
+FORMAT, LABELS, KEYS = "3", "labels", "keys"  # of tables in the cache, and their kinds
 _KEYS_MAX = 500  # keys in one query
 _BATCH = 10_000  # rows written at a time
 _VALUE = struct.Struct("<HI")  # number of the column, bytes
 
 
+class LabelRow(NamedTuple):
+    """A row of label files: its number among all rows from 1 on, that of its file, and the values by extension."""
+
+    number: int
+    file: int
+    values: dict[bytes, bytes]
+
+
 class OpenLabels:
-    """A label file, opened for lookups. Made by `open_labels`."""
+    """The label files of an option, opened for lookups. Made by `open_labels`.
 
-    def __init__(self, path: bytes, fingerprint: Fingerprint, db: sqlite3.Connection) -> None:
-        self.path, self.fingerprint = path, fingerprint
+    `columns` are the names of all columns with a value, `guessed` those of the keys that no option has named.
+    """
+
+    def __init__(self, files: LabelFiles, fingerprints: Sequence[Fingerprint], db: sqlite3.Connection) -> None:
+        self.files, self.fingerprints = files, fingerprints
         self._db = db
-        self._columns = dict(db.execute("SELECT number, name FROM columns"))
+        self._names: dict[int, bytes] = dict(db.execute("SELECT number, name FROM columns"))
+        self.columns = list(self._names.values())
+        self.guessed = [name for (name,) in db.execute("SELECT name FROM guesses")]
 
-    @property
-    def columns(self) -> list[bytes]:
-        """The columns that have a value, in the order of the file."""
-        return list(self._columns.values())
-
-    def find(self, keys: Sequence[bytes]) -> dict[bytes, list[dict[bytes, bytes]]]:
-        """Return the rows of each of these keys that has any: values by extension."""
-        rows: dict[bytes, list[dict[bytes, bytes]]] = {}
+    def find(self, keys: Sequence[bytes]) -> dict[bytes, list[LabelRow]]:
+        """Return the rows of each of these keys that has any."""
+        rows: dict[bytes, list[LabelRow]] = {}
         for start in range(0, len(keys), _KEYS_MAX):
             some = keys[start : start + _KEYS_MAX]
-            marks = ",".join("?" * len(some))
-            for key, packed in self._db.execute(f"SELECT key, packed FROM labels WHERE key IN ({marks})", some):
-                rows.setdefault(key, []).append(self._unpack(packed))
+            query = f"SELECT key, rowid, file, packed FROM labels WHERE key IN ({','.join('?' * len(some))})"
+            for key, number, file, packed in self._db.execute(query, some):
+                rows.setdefault(key, []).append(LabelRow(number, file, self._unpack(packed)))
         return rows
 
     def _unpack(self, packed: bytes) -> dict[bytes, bytes]:
@@ -78,41 +88,45 @@ class OpenLabels:
         while at < len(packed):
             number, size = _VALUE.unpack_from(packed, at)
             at += _VALUE.size + size
-            values[self._columns[number]] = packed[at - size : at]
+            values[self._names[number]] = packed[at - size : at]
         return values
 
 
 @contextlib.contextmanager
 def open_labels(
-    file: LabelFile, fingerprint: Fingerprint, open_file: OpenFile = DOOR.open_shard
+    files: LabelFiles, fingerprints: Sequence[Fingerprint], open_file: OpenFile = DOOR.open_shard
 ) -> Iterator[OpenLabels]:
-    """Open a label file with this fingerprint, by its table in the cache.
+    """Open label files with these fingerprints, by their table in the cache.
 
-    `open_file` opens it; SQLite opens a local one by its path.
+    `open_file` opens them; SQLite opens a local one by its path.
 
     Raises MissingShard, UnreadableShard, IndexUnusable, ViewError for a file that does not contain labels.
     """
-    with open_table(file, fingerprint, LABELS, partial(_fill_labels, file, open_file)) as fd:
+    with open_table(files, fingerprints, LABELS, partial(_fill_labels, files, open_file)) as fd:
         uri = f"file:/proc/self/fd/{fd}?mode=ro&immutable=1"
         with contextlib.closing(sqlite3.connect(uri, uri=True)) as db:
-            yield OpenLabels(file.path, fingerprint, db)
+            yield OpenLabels(files, fingerprints, db)
 
 
 @contextlib.contextmanager
 def open_table(
-    file: LabelFile, fingerprint: Fingerprint, kind: str, fill: Callable[[NewFile], tuple[str, int]]
+    files: LabelFiles,
+    fingerprints: Sequence[Fingerprint],
+    kind: str,
+    fill: Callable[[NewFile], tuple[str, int]],
 ) -> Iterator[int]:
-    """Open the table of a label file, of this kind, in the cache; `fill` makes it. Raises as `open_labels`."""
-    key = hashlib.blake2b(repr((FORMAT, *file, *fingerprint)).encode(), digest_size=16).hexdigest()
-    cache, path = file_cache.cache(), os.fsdecode(file.path)
+    """Open the table of label files, of this kind, in the cache; `fill` makes it. Raises as `open_labels`."""
+    about = repr((FORMAT, *map(tuple, files), *map(tuple, fingerprints)))
+    key = hashlib.blake2b(about.encode(), digest_size=16).hexdigest()
+    cache, path = file_cache.cache(), files[0].text
     try:
         table = cache.make(key, (kind,), fill)
         try:
             yield table.fd
         finally:
             os.close(table.fd)
-    except FileNotFoundError:
-        raise MissingShard(f"{file.text}: the file is gone") from None
+    except FileNotFoundError as error:
+        raise MissingShard(f"{error.filename or path}: the file is gone") from None
     except file_cache.NoRoom as error:
         raise UnreadableShard(
             f"{path}: the cache {cache.directory} has no room for the table of its labels: {error}"
@@ -125,20 +139,27 @@ def open_table(
         raise UnreadableShard(f"the table of {path} in {cache.directory}: {error}") from None
 
 
-def _fill_labels(file: LabelFile, open_file: OpenFile, table: NewFile) -> tuple[str, int]:
-    """Read a label file into a new table; returns the kind and the size (bytes) of that."""
+def _fill_labels(files: LabelFiles, open_file: OpenFile, table: NewFile) -> tuple[str, int]:
+    """Read label files into a new table; returns the kind and the size (bytes) of that."""
     with contextlib.closing(sqlite3.connect(table.path)) as db:
         db.executescript(
             # A process that is killed leaves a file that no other process uses.
             "PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF;"
-            "CREATE TABLE labels (key BLOB, line INTEGER, packed BLOB);"
+            "CREATE TABLE labels (key BLOB, line INTEGER, file INTEGER, packed BLOB);"
             "CREATE TABLE columns (number INTEGER PRIMARY KEY, name BLOB);"
+            "CREATE TABLE guesses (name TEXT PRIMARY KEY);"
         )
         numbers: dict[str, int] = {}
-        for batch in batches(read_rows(file, open_file)):
-            packed = [(names.plain_key(key), line, _pack(file, line, row, numbers)) for key, line, row in batch]
-            db.executemany("INSERT INTO labels VALUES (?, ?, ?)", packed)
-            table.reserve(os.fstat(table.fd).st_size)
+        for at, file in enumerate(files):
+            source = LabelSource(file, open_file)
+            for batch in batches(read_rows(source)):
+                packed = [
+                    (names.plain_key(key), line, at, _pack(file, line, row, numbers)) for key, line, row in batch
+                ]
+                db.executemany("INSERT INTO labels VALUES (?, ?, ?, ?)", packed)
+                table.reserve(os.fstat(table.fd).st_size)
+            if source.guessed is not None:
+                db.execute("INSERT OR IGNORE INTO guesses VALUES (?)", (source.guessed,))
         columns = [(number, os.fsencode(name)) for name, number in numbers.items()]
         db.executemany("INSERT INTO columns VALUES (?, ?)", columns)
         db.execute("CREATE INDEX by_key ON labels (key)")
@@ -204,6 +225,7 @@ class KeyList:
         self._data = data
         start, self.lines = _LIST_HEAD.unpack_from(data)
         self._rows: Rows = np.frombuffer(data, np.uint64, self.lines, start)
+        self.guessed = data[start + self.lines * _UNIT :].decode().split("\0")[:-1]
 
     def _key(self, row: int) -> bytes:
         at = (row & int(_PLACE)) * _UNIT
@@ -255,33 +277,38 @@ class KeyList:
 
 @contextlib.contextmanager
 def open_key_list(
-    file: LabelFile, fingerprint: Fingerprint, open_file: OpenFile = DOOR.open_shard
+    files: LabelFiles, fingerprints: Sequence[Fingerprint], open_file: OpenFile = DOOR.open_shard
 ) -> Iterator[KeyList]:
-    """Open a list with this fingerprint, by its table in the cache. Raises as `open_labels`."""
-    with open_table(file, fingerprint, KEYS, partial(_fill_keys, file, open_file)) as fd:
+    """Open a list with these fingerprints, by its table in the cache. Raises as `open_labels`."""
+    with open_table(files, fingerprints, KEYS, partial(_fill_keys, files, open_file)) as fd:
         yield KeyList(mmap.mmap(fd, 0, prot=mmap.PROT_READ))
 
 
-def _fill_keys(file: LabelFile, open_file: OpenFile, table: NewFile) -> tuple[str, int]:
+def _fill_keys(files: LabelFiles, open_file: OpenFile, table: NewFile) -> tuple[str, int]:
     """Read a list into a new table; returns the kind and the size (bytes) of that."""
     table.write(bytes(_LIST_HEAD.size))
-    end = _LIST_HEAD.size
+    end, guessed = _LIST_HEAD.size, dict[str, None]()
     with tempfile.TemporaryFile(dir=os.path.dirname(table.path)) as unsorted:  # memory does not grow with the list
-        for keys, numbers in read_keys(file, open_file):
-            text, rows = _pack_keys(file, keys, numbers, end)
-            table.write(text)
-            unsorted.write(rows)
-            end += len(text)
+        for file in files:
+            source = LabelSource(file, open_file)
+            for keys, numbers in read_keys(source):
+                text, rows = _pack_keys(file, keys, numbers, end)
+                table.write(text)
+                unsorted.write(rows)
+                end += len(text)
+            guessed |= {} if source.guessed is None else {source.guessed: None}
         lines = unsorted.tell() // _UNIT
         if not lines:
-            raise label_error(file, None, NO_KEY)
+            raise label_error(files[0], None, NO_KEY)
         unsorted.seek(0)
         while rows := unsorted.read(_CHUNK):
             table.write(rows)
     os.pwrite(table.fd, _LIST_HEAD.pack(end, lines), 0)
     data = mmap.mmap(table.fd, 0)
-    _sort(file, np.frombuffer(data, np.uint64, lines, end), KeyList(data)._key)
-    return KEYS, end + lines * _UNIT
+    _sort(files[0], np.frombuffer(data, np.uint64, lines, end), KeyList(data)._key)
+    about = "".join(f"{name}\0" for name in guessed).encode("utf-8", "surrogateescape")
+    table.write(about)
+    return KEYS, end + lines * _UNIT + len(about)
 
 
 def _pack_keys(file: LabelFile, keys: Sequence[bytes], lines: Sequence[int], end: int) -> tuple[bytes, bytes]:

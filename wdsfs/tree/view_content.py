@@ -204,7 +204,7 @@ class _LabelPlaces(_Places):
         return new
 
     def _refuse_changed(self, path: bytes, made_of: tuple[int, ...]) -> None:
-        if self._watch.fingerprint_of(self._labels[path]) != made_of:
+        if self._watch.fingerprints_of((self._labels[path],)) != (made_of,):
             raise StaleShard(f"{os.fsdecode(path)} has changed since this was opened")
 
     def close(self) -> None:

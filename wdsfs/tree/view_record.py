@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wdsfs import names
-from wdsfs.errors import CorruptShard, ViewError
+from wdsfs.errors import CorruptShard, ViewError, and_others
 from wdsfs.index.member_draft import DerivedMembers
 from wdsfs.index.record import Record
 from wdsfs.index.record_builder import derive
@@ -256,8 +256,8 @@ def add_labels(draft: Draft, labels: OpenLabels) -> None:
     """Add the columns of these labels, in place of the shard's own. Raises ViewError."""
     samples = draft.samples().tolist()
     known = labels.find([draft.paths[number] for number in samples])
-    place = draft.place(VALUES, labels.path, labels.fingerprint)
-    mtime = labels.fingerprint.mtime_ns
+    files = list(zip(labels.files, labels.fingerprints, strict=True))
+    places: dict[int, int] = {}
     missing, twice, added = [], [], []
     numbers: dict[bytes, int] = {}
     for entry in samples:
@@ -267,7 +267,10 @@ def add_labels(draft: Draft, labels: OpenLabels) -> None:
         elif len(lines) > 1:
             twice.append(entry)
         else:
-            for extension, value in lines[0].items():
+            at = lines[0].file
+            if at not in places:
+                places[at] = draft.place(VALUES, files[at][0].path, files[at][1])
+            for extension, value in lines[0].values.items():
                 number = numbers.get(extension)
                 if number is None:
                     number = numbers[extension] = (
@@ -275,8 +278,8 @@ def add_labels(draft: Draft, labels: OpenLabels) -> None:
                     )
                 if number >= 0:
                     row = draft.values.number(value)
-                    added.append((entry, number, place << SHIFT | row, len(value), mtime))
-    where = text_of(labels.path)
+                    added.append((entry, number, places[at] << SHIFT | row, len(value), files[at][1].mtime_ns))
+    where = labels.files[0].text + and_others(len(files))
     is_there = draft.judged(draft.options.missing, np.array(missing, int), f"is not in {where}", MISSING_WAY_OUT)
     unique = draft.judged(
         draft.options.duplicates, np.array(twice, int), f"is more than once in {where}", TWICE_WAY_OUT

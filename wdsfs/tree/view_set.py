@@ -31,7 +31,7 @@ from wdsfs.tree.content import Content, ContentColumns
 from wdsfs.tree.draft import Ingredients
 from wdsfs.tree.freshness import Generations
 from wdsfs.tree.indexing import NotIndexed
-from wdsfs.tree.label_files import LabelFile
+from wdsfs.tree.label_files import LabelFiles
 from wdsfs.tree.label_table import KeyList, open_key_list, open_labels
 from wdsfs.tree.shard_access import Access
 from wdsfs.tree.shard_set import ShardSet
@@ -96,7 +96,8 @@ class ViewSet(ShardSet):
             source.slowly = lambda: self.slowly()
         self._watch = CompanionWatch(companions, self.access, self._tags, lambda: self.slowly())
         self._joined = [JoinedSet(shards, lower, self._watch.number) for lower in joined]
-        self._content = ViewContent(self._sources, companions.labels, self._watch, self.access, self._reconsider)
+        labels: LabelFiles = sum(companions.labels, ())
+        self._content = ViewContent(self._sources, labels, self._watch, self.access, self._reconsider)
         self._companions = companions
         self._companions_digest = companions.digest
         self.label_files = companions.others
@@ -190,7 +191,9 @@ class ViewSet(ShardSet):
         self._wait_for_writers()
         try:
             with ExitStack() as stack:
-                tables = [open_labels(file, self._watch.fingerprint_of(file), self.access.open) for file in labels]
+                tables = [
+                    open_labels(files, self._watch.fingerprints_of(files), self.access.open) for files in labels
+                ]
                 source = Ingredients(
                     shard=self.shards[number],
                     number=number,
@@ -205,20 +208,20 @@ class ViewSet(ShardSet):
         except (ViewError, UsageError) as error:  # names of classes were right when the mount began
             return refuse(str(error), fingerprint)
 
-    def _key_list(self, file: LabelFile) -> AbstractContextManager[KeyList]:
-        return open_key_list(file, self._watch.fingerprint_of(file), self.access.open)
+    def _key_list(self, files: LabelFiles) -> AbstractContextManager[KeyList]:
+        return open_key_list(files, self._watch.fingerprints_of(files), self.access.open)
 
     def keys_missing(self) -> str | None:
         """Return a warning if no sample has some keys of the list. Raises ViewError if no sample has any.
 
         Raises StaleShard if the list changes meanwhile.
         """
-        file, used = self._companions.keys, list[NDArray[np.int64]]()
-        if file is None:
+        files, used = self._companions.keys, list[NDArray[np.int64]]()
+        if files is None:
             return None
         self.distrust()  # or records would be of the list of a second ago
         before = self._watch.number()
-        changed = StaleShard(f"{os.fsdecode(file.path)} has changed while it was compared with the set")
+        changed = StaleShard(f"{files[0].text} has changed while it was compared with the set")
         for number in self.numbers:
             try:
                 record = self.record(number)
@@ -228,7 +231,7 @@ class ViewSet(ShardSet):
                     raise changed from None
             except ShardError:  # a warning of its own
                 pass
-        with self._key_list(file) as keys:
+        with self._key_list(files) as keys:
             missing = keys.missing(used)
         self.distrust()
         if self._watch.number() != before:
@@ -237,7 +240,7 @@ class ViewSet(ShardSet):
             return None
         first = ", ".join(repr(names.readable(key)) for key in missing.first)
         more = " ..." if missing.number > len(missing.first) else ""
-        what = f"--keys {file.text}: of its {counted(missing.lines, 'key')}"
+        what = f"--keys {files[0].text}{and_others(len(files))}: of its {counted(missing.lines, 'key')}"
         if not any(map(len, used)):
             raise ViewError(
                 f"{what} none is that of a sample of the set (first: {first}{more}); a line is KEY or "
