@@ -34,7 +34,7 @@ from tests.tree.test_shard_tree import a_tree, check_consistency
 from wdsfs import names
 from wdsfs.cluster_workers import Workers
 from wdsfs.durable import temporary_of
-from wdsfs.errors import CommitError, UsageError, ViewError
+from wdsfs.errors import CommitError, StaleShard, UsageError, ViewError
 from wdsfs.packing import file_source, reasons
 from wdsfs.packing.file_samples import parse_splits
 from wdsfs.packing.file_source import FilePlan, PackOptions, make_plan, pack_files
@@ -647,9 +647,12 @@ def test_processes_and_workers_of_a_cluster_write_what_one_writes(
 ) -> None:
     monkeypatch.setattr(file_source, "ALONE_FILES", 10)
     tree = write(tmp_path / "tree", {f"{number % 2}/{number:02}.txt": b"%d" % number for number in range(40)})
-    options: dict[str, Any] = {"layout": "classes", "maxcount": 9}
+    captions = "".join(f"{number % 2}/{number:02},{'x' * number}\n" for number in range(40))
+    (tmp_path / "captions.csv").write_text("key,caption\n" + captions)
+    options: dict[str, Any] = {"maxcount": 9, "tables": (str(tmp_path / "captions.csv"),), **CLASSED}
     alone = pack(tree, **options)
     assert len(alone) == 5
+    assert {len(value): name for name, value in members(*alone)}[39] == b"1/39.caption"
     assert pack(tree, jobs=2, output="two/%d.tar", **options) == alone
     plan = plan_of(tree, output="far/%d.tar", **options)
     with ThreadPoolExecutor(2) as executor:
@@ -701,6 +704,19 @@ def test_what_is_there_is_kept_if_it_is_the_same_and_refused_if_not(tmp_path: Pa
     (tmp_path / "out/classes.txt").unlink()
     (tmp_path / "out/s-000003.tar").touch()
     refused(r"s-000003\.tar exists, but this set has fewer shards")
+
+
+def test_a_table_that_changes_makes_another_set(tmp_path: Path) -> None:
+    tree, table = write(tmp_path / "tree", CLASSES), tmp_path / "table.csv"
+    table.write_bytes(TABLE)
+    options: dict[str, Any] = {"tables": (str(table),), **CLASSED}
+    pack(tree, **options)
+    plan = plan_of(tree, output="other/%d.tar", **options)
+    table.write_bytes(TABLE.replace(b"A cat", b"A dog"))
+    with pytest.raises(StaleShard, match=r"table\.csv has changed since"):
+        pack_files(plan)
+    with pytest.raises(CommitError, match="exists already with other content"):
+        pack(tree, **options)
 
 
 def test_a_full_disk_leaves_whole_shards_only(program: Program) -> None:
@@ -777,6 +793,14 @@ def test_the_command(program: Program) -> None:
     assert b"1 file cannot be packed" in program.run(*arguments, code=7).stderr
     assert "packed as files" in program.run(*arguments, "--leave-out", "-n").stderr.decode()
     assert not (program.home / "out").exists()
+    write(program.home, {"table.csv": b"key,caption\nb,A \xc3\xa9\x1b cat\n"})
+    shown = program.run(*arguments, "--exclude", "README", "--table", "table.csv", "-n").stdout.decode()
+    assert [line.split(maxsplit=3) for line in shown.splitlines()[6:11]] == [
+        ["a", "cls", "1"],
+        ["a", "jpg", "1"],
+        ["b", "caption", "9", "A é\\x1b cat"],
+        *(["b", "cls", "0"], ["b", "seg.png", "2"]),
+    ]
     done = program.run(*arguments, "--leave-out", "--export", "dali")
     assert "shards: 2 new; 3 samples, " in done.stdout.decode()
     assert "1 file that cannot be packed, 1 file that programs have left behind" in done.stdout.decode()
