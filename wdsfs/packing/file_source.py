@@ -248,15 +248,14 @@ class FilePlan(Plan):
     def remarks(self) -> list[str]:
         """Return what users and readers of the new set may not expect, a line each."""
         unused = [text for text in self.options.walk.exclude if not self.losses.excluded[text]]
-        return [f"--exclude {text}: no file has this name, or path below DIRECTORY" for text in unused] + list(
-            file_samples.remarks(self.samples)
-        )
+        lines = [f"--exclude {text}: no file has this name, or path below DIRECTORY" for text in unused]
+        return [*lines, *self.tables.remarks, *file_samples.remarks(self.samples)]
 
     @property
     def guesses(self) -> list[str]:
         """Return what was guessed, and the option that decides otherwise, a line each."""
         options = self.options
-        lines = []
+        lines = list(self.tables.guesses)
         if options.layout == file_samples.AUTO:
             is_numbered = self.labels and options.class_as == AS_NUMBER
             label = f", {options.class_column} has their numbers (--class-as)" if is_numbered else ""

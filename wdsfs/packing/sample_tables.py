@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from wdsfs.door.shard_door import DOOR
-from wdsfs.errors import CommitError, UsageError
+from wdsfs.errors import CommitError, UsageError, counted, several
 from wdsfs.names import lower_case, readable
 from wdsfs.packing import reasons
 from wdsfs.packing.cluster_units import changed_since_planned
@@ -40,8 +40,8 @@ class SampleTables:
         named = [label_files(text, TABLE) for text in texts]
         self._tables = [(files, fingerprints_of(files, DOOR.look)) for files in named]
         self._columns = columns
-        self.without: list[bytes] = []  # the first samples without a row
-        self.without_count = 0
+        self.guesses: list[str] = []  # which columns have the keys
+        self.remarks: list[str] = []  # what has no partner, after `measure`
         self.extensions = self._named()
 
     @property
@@ -55,6 +55,10 @@ class SampleTables:
         for table in self._tables:
             with open_labels(*table) as labels:
                 there |= dict.fromkeys(labels.columns)
+            text, guessed = table[0][0].text, ", ".join(labels.guessed)
+            self.guesses += (
+                [f"{text}: {guessed} names the samples; {text}:COLUMN names another"] if guessed else []
+            )
         pairs = [(name, column.name or name) for column in self._columns for name in column.alternatives]
         extensions = dict[bytes, str]()
         for name, extension in pairs or [(name, name) for name in there]:
@@ -99,7 +103,8 @@ class SampleTables:
                 yield column.name or some, row[some]
 
     def measure(self, samples: Keyed) -> None:
-        """Look up the rows of all samples."""
+        """Look up the rows of all samples. Raises as `members_of`, and CommitError if there are none."""
+        without, first = 0, list[bytes]()
         self.sizes, self.lengths = np.zeros(len(samples), np.int64), np.zeros(len(samples), np.int64)
         for start in range(0, len(samples), AT_ONCE):
             numbers = range(start, min(start + AT_ONCE, len(samples)))
@@ -108,5 +113,11 @@ class SampleTables:
                 self.sizes[number] = sum(len(content) for _, content in added)
                 self.lengths[number] = sum(BLOCK + padded(len(content)) for _, content in added)
                 if not added:
-                    self.without_count += 1
-                    self.without += [key] if len(self.without) < NAMED else []
+                    without, first = without + 1, first if len(first) == NAMED else [*first, key]
+        if without and self._tables:
+            text = (
+                f"{without:,} of {counted(len(samples), 'sample')} have no row: {several([*map(readable, first)])}"
+            )
+            if without == len(samples):
+                raise CommitError(f"--table: {text}; FILE:COLUMN names the column of their keys")
+            self.remarks.append(f"--table: {text}")
