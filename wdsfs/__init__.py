@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     )
     from wdsfs.library.files import Tree, tree
     from wdsfs.library.samples import Samples, decode, samples, table
+    from wdsfs.library.shuffle import Mix, Shuffle
     from wdsfs.library.temporary_mount import mount
 
 __version__ = "1.0.0rc1"
@@ -47,9 +48,11 @@ __all__ = [
     "DecodeError",
     "EntryError",
     "MissingShard",
+    "Mix",
     "NoSuchEntry",
     "Samples",
     "ShardError",
+    "Shuffle",
     "SpecError",
     "StaleShard",
     "Tree",
@@ -68,6 +71,7 @@ _OF_LIBRARY = {
     **dict.fromkeys(("Samples", "decode", "samples", "table"), "samples"),
     **dict.fromkeys(("Tree", "tree"), "files"),
     "mount": "temporary_mount",
+    **dict.fromkeys(("Mix", "Shuffle"), "shuffle"),
 }
 
 

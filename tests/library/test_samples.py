@@ -656,8 +656,18 @@ def test_importing_is_cheap_and_public_names_are_these() -> None:
     assert len(loaded) < 40  # of which typing and importlib bring most, where nothing else has loaded these
     assert not {"numpy", "lmdb", "logging", "fsspec", "pyfuse3"} & set(loaded)
     assert wdsfs.__all__ == [
-        *("CorruptShard", "DecodeError", "EntryError", "MissingShard", "NoSuchEntry", "Samples", "ShardError"),
-        *("SpecError", "StaleShard", "Tree", "UnreadableShard", "UsageError", "ViewError", "WdsfsError"),
+        *("CorruptShard", "DecodeError", "EntryError", "MissingShard", "Mix", "NoSuchEntry", "Samples"),
+        *(
+            "ShardError",
+            "Shuffle",
+            "SpecError",
+            "StaleShard",
+            "Tree",
+            "UnreadableShard",
+            "UsageError",
+            "ViewError",
+            "WdsfsError",
+        ),
         *("decode", "mount", "samples", "table", "tree"),
     ]
     assert dir(wdsfs) == sorted([*wdsfs.__all__, "__version__"])

@@ -3,7 +3,7 @@
 `opening.py` opens a set from what a user types, with the values of `set_options.py`. `shard_set.py` has the shards
 by number: `freshness.py` decides which have changed, `indexing.py` indexes them again, `open_shards.py` keeps
 files and records open, `shard_access.py` opens files on behalf of other users, `content.py` reads members, and
-`sample_reader.py` whole samples, which `sample_decoder.py` decodes.
+`sample_reader.py` whole samples, which `sample_decoder.py` decodes; `sample_order.py` has the order of training.
 
 The trees (interface: `tree.py`) decide which names and inodes exist: `shard_tree.py`, `merged_tree.py` (with the
 tables of `path_table.py`) and `numbered_tree.py`. The names in a shard are those of `shown_names.py`; `texts.py`

@@ -197,14 +197,15 @@ class SampleReader:
         self._table = b""  # the key of the table of keys in the index
         self._scratch = memoryview(bytearray(READ_MAX))
         self._is_remote = any(is_remote(shard.path) for shard in lower.shards)
-        # Of each shard: the tag of its content, and the number after its last sample.
-        self._tags, self._ends = array("q"), array("q")
+        # Of each shard: the tag of its content, the number after its last sample, and its size in bytes.
+        self._tags, self._ends, self.shard_sizes = array("q"), array("q"), array("q")
         count, digest = 0, hashlib.blake2b(digest_size=16)
         for number in range(len(lower)):
             summary = indexed(lower.summary, number)
             count += summary.samples
             self._tags.append(lower.tag(number))
             self._ends.append(count)
+            self.shard_sizes.append(summary.size)
             digest.update(summary.fingerprint.packed)
         self.count = count
         self.digest = digest.digest()  # of what is read: the same in each process that opens the same set

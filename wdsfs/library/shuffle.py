@@ -1,0 +1,287 @@
+"""The order of training: samplers for any DataLoader, which know their length and resume anywhere.
+
+The order itself is computed by `tree/sample_order.py`. PyTorch is not needed, and not imported.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import math
+import operator
+import os
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from typing import Any, TypeAlias
+
+from wdsfs.errors import UsageError
+from wdsfs.library.samples import Samples
+from wdsfs.tree.sample_order import Ranges, Stage, Step, cut, picked, picks_after, steps_after
+
+FORMAT = 1  # of states
+OPEN_RANGES, RANGE_BYTES = 100, 4 << 20
+PLAIN_RANGE = 64  # samples of a range of data sets that are not ours
+COUNT_MAX = 1 << 48
+LIMITS = {"seed": 1 << 64, "world_size": 1 << 16, "rank": 1 << 16, "batch_size": 1 << 24, "open_ranges": 1 << 16}
+SETS_MAX, STAGES_MAX = 1 << 8, 1 << 10
+
+Batch: TypeAlias = Any  # a list of numbers of samples; a number if there is no batch size
+
+
+class Mix(Sequence[Any]):
+    """Several sets as one data set, in which each has a share by its weight; `Shuffle` draws the shares.
+
+    ::
+
+        mix = wdsfs.Mix({photos: 3, drawings: 1})
+        loader = DataLoader(mix, batch_sampler=wdsfs.Shuffle(mix, seed=0, batch_size=64))
+
+    `weights` is a mapping of sets to positive numbers, or pairs of them. Numbers of samples count through the sets
+    in their order. An epoch has `length` samples, by default as many as all sets together. A set gives all its
+    samples before it gives one twice. Raises UsageError.
+    """
+
+    def __init__(
+        self, weights: Mapping[Any, float] | Iterable[tuple[Any, float]], *, length: int | None = None
+    ) -> None:
+        pairs = list(weights.items() if isinstance(weights, Mapping) else weights)
+        if not 0 < len(pairs) <= SETS_MAX:
+            raise UsageError(f"a mix of {len(pairs):,} sets: has 1 to {SETS_MAX:,}")
+        self.sets = [samples for samples, _ in pairs]
+        total = sum(float(weight) for _, weight in pairs)
+        for number, (samples, weight) in enumerate(pairs):
+            if not (weight > 0 and math.isfinite(total)):
+                raise UsageError(f"set {number} of the mix has the weight {weight!r}: give a positive number")
+            if isinstance(samples, Mix) or not len(samples):
+                raise UsageError(f"set {number} of the mix is a mix, or has no samples: leave it out")
+        self.weights = [float(weight) / total for _, weight in pairs]
+        self.ends = list(itertools.accumulate(len(samples) for samples in self.sets))
+        self.length = self.ends[-1] if length is None else _number("length", length, 1)
+
+    def __len__(self) -> int:
+        return self.ends[-1]
+
+    def __getitem__(self, number: Any) -> Any:
+        if isinstance(number, slice):
+            return self.__getitems__(range(len(self))[number])
+        return self.__getitems__([number])[0]
+
+    def __getitems__(self, numbers: Sequence[int]) -> list[Any]:
+        """Return many samples, in the order of the numbers. Each set is asked once. Raises IndexError."""
+        span = range(len(self))
+        places = [(bisect_right(self.ends, span[number]), span[number]) for number in numbers]
+        samples: dict[int, Iterator[Any]] = {}
+        for owner in sorted({owner for owner, _ in places}):
+            own = [number - self.first(owner) for at, number in places if at == owner]
+            set_ = self.sets[owner]
+            several = getattr(set_, "__getitems__", None)
+            samples[owner] = iter(several(own) if several else map(set_.__getitem__, own))
+        return [next(samples[owner]) for owner, _ in places]
+
+    def first(self, owner: int) -> int:
+        """Return the number of the first sample of a set."""
+        return self.ends[owner - 1] if owner else 0
+
+
+class Shuffle:
+    """The order of an epoch, as `batch_sampler=` of a DataLoader; without `batch_size`, as its `sampler=`.
+
+    ::
+
+        order = wdsfs.Shuffle(train, seed=0, batch_size=64)
+        loader = DataLoader(train, batch_sampler=order, num_workers=8, collate_fn=decoded)
+
+    Each epoch has each sample once, in another order. The order follows from `seed`, the epoch, the samples and
+    sizes of the shards, and the options. `samples` is that of `wdsfs.samples`, a `Mix`, or any other data set.
+
+    `rank` of `world_size` takes its own part; the default is RANK and WORLD_SIZE of the environment, as `torchrun`
+    sets them. All ranks get as many samples: some get one again (`pad`), or the samples that fill no batch of all
+    ranks are left out (`drop_last`). With `pad=False` parts and last batches differ by a sample.
+
+    Shards are read in ranges of about `range_bytes`, from `open_ranges` of which a rank draws at a time. Each
+    iteration is the next epoch, unless `set_epoch` says which. Raises UsageError for values out of bounds.
+    """
+
+    def __init__(
+        self,
+        samples: Sized,
+        *,
+        seed: int = 0,
+        rank: int | None = None,
+        world_size: int | None = None,
+        batch_size: int | None = None,
+        drop_last: bool = False,
+        pad: bool = True,
+        open_ranges: int = OPEN_RANGES,
+        range_bytes: int = RANGE_BYTES,
+    ) -> None:
+        self.world_size = _number("world_size", _or_variable(world_size, "WORLD_SIZE", 1), 1)
+        self.rank = _number("rank", _or_variable(rank, "RANK", 0))
+        if self.rank >= self.world_size:
+            raise UsageError(f"rank={self.rank}: ranks count from 0, and world_size is {self.world_size}")
+        self.batch_size = None if batch_size is None else _number("batch_size", batch_size, 1)
+        self.seed, self.open_ranges = _number("seed", seed), _number("open_ranges", open_ranges, 1)
+        self._drop_last, self._pad = drop_last, pad
+        self._mix = samples if isinstance(samples, Mix) else None
+        self._sets: list[Any] = [samples] if self._mix is None else self._mix.sets
+        self._ranges = [_ranges_of(set_, _number("range_bytes", range_bytes, 1)) for set_ in self._sets]
+        self._length = len(samples) if self._mix is None else self._mix.length
+        digest = hashlib.blake2b(repr((self._length, self._mix and self._mix.weights)).encode(), digest_size=16)
+        for ranges in self._ranges:
+            digest.update(ranges.digest())
+        self._digest = digest.hexdigest()  # of what a place in an epoch depends on
+        self._place([], 0)
+
+    def _place(self, stages: list[Stage], epoch: int) -> None:
+        """Begin the next iteration after these stages of an epoch."""
+        if not stages or stages[-1][:2] != (self.world_size, self.open_ranges):
+            stages = [*stages, Stage(self.world_size, self.open_ranges, 0)]
+        self.epoch, self._stages, self._first = epoch, stages, stages[-1].taken
+        self._begun = self._is_chosen = False
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make this the epoch of the next iteration. A place in it that was loaded before stays."""
+        _number("epoch", epoch)
+        if self._begun or epoch != self.epoch:
+            self._place([], epoch)
+        self._is_chosen = True
+
+    def __len__(self) -> int:
+        """Return the number of batches of a whole epoch."""
+        return self._batches(self._share(self._length))
+
+    @property
+    def remaining(self) -> int:
+        """The batches that are left of the epoch: after `load_state_dict` fewer than `len`."""
+        return self._batches(self._size() - self._stages[-1].taken)
+
+    def __iter__(self) -> Iterator[Batch]:
+        if self.remaining <= 0 and not (self._begun or self._is_chosen):
+            self._begun = True  # a state from the end of an epoch: what follows nothing is the next epoch
+            return iter(())
+        return self._iterate()
+
+    def _iterate(self) -> Iterator[Batch]:
+        if self._begun:
+            self._place([], self.epoch + 1)
+        self._begun, self._is_chosen = True, False
+        stages, taken = self._stages, self._first
+        numbers = itertools.islice(self._numbers(), max(self._size() - taken, 0))
+        while batch := list(itertools.islice(numbers, self.batch_size or 1)):
+            taken += len(batch)
+            stages[-1] = stages[-1]._replace(taken=taken)
+            yield batch[0] if self.batch_size is None else batch
+
+    def _numbers(self) -> Iterator[int]:
+        """Yield the numbers of samples from the place in the epoch on, without an end."""
+        weights = self._mix.weights if self._mix is not None else [1.0]
+        given = [picked(weights, stage.taken) for stage in self._stages]
+        sets = []
+        for owner in range(len(weights)):
+            stages = [stage._replace(taken=of[owner]) for stage, of in zip(self._stages, given, strict=True)]
+            words = (self.seed, self.epoch, owner)
+            sets.append(self._announcing(owner, steps_after(self._ranges[owner], words, stages, self.rank)))
+        if self._mix is None:
+            return sets[0]
+        return (next(sets[owner]) for owner in picks_after(weights, self._first))
+
+    def _announcing(self, owner: int, steps: Iterator[Step]) -> Iterator[int]:
+        """Yield the numbers of samples of a set. Tell the set its next ranges on the way."""
+        first = self._mix.first(owner) if self._mix is not None else 0
+        will_read = getattr(self._sets[owner], "will_read", None)
+        for step in steps:
+            if isinstance(step, list):
+                yield from (first + number for number in step) if first else step
+            elif will_read is not None:
+                will_read(*step)
+
+    def _batches(self, samples: int) -> int:
+        return max(-(-samples // (self.batch_size or 1)), 0)
+
+    def _share(self, samples: int) -> int:
+        """Return how many of the samples of a stage this rank takes."""
+        ranks, size = self.world_size, self.batch_size or 1
+        if self._drop_last:
+            return samples // (ranks * size) * size
+        if self._pad or self._mix is not None:
+            return -(-samples // ranks)
+        return samples * (self.rank + 1) // ranks - samples * self.rank // ranks
+
+    def _size(self) -> int:
+        """Return the samples of this rank in the stage that comes or runs."""
+        return self._share(max(self._length - _consumed(self._stages[:-1]), 0))
+
+    def state_dict(self, delivered: int | None = None) -> dict[str, Any]:
+        """Return the place in the epoch, as plain numbers; any rank's is that of all ranks.
+
+        A DataLoader asks for batches before it delivers them. torchdata's StatefulDataLoader allows for that by
+        itself; with any other say how many batches its loop has `delivered` since it began.
+        """
+        last = self._stages[-1]
+        if delivered is not None:
+            taken = self._first + _number("delivered", delivered) * (self.batch_size or 1)
+            last = last._replace(taken=min(taken, last.taken))
+        stages = [*self._stages[:-1], last]
+        return {
+            "format": FORMAT,
+            "seed": self.seed,
+            "epoch": self.epoch,
+            "consumed": min(_consumed(stages), self._length),
+            "ranges": self._digest,
+            "stages": [list(stage) for stage in stages],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where a state was taken, on as many ranks as there are now; the seed is that of the state.
+
+        Raises UsageError if the state is of another set.
+        """
+        try:
+            stages = [
+                Stage(*itertools.starmap(_number, zip(Stage._fields, stage, (1, 1, 0), strict=True)))
+                for stage in state["stages"]
+            ]
+            is_known = state["format"] == FORMAT and len(stages) <= STAGES_MAX
+            digest, seed, epoch = state["ranges"], state["seed"], state["epoch"]
+        except (KeyError, TypeError, ValueError):
+            is_known = False
+        if not is_known:
+            raise UsageError("this is no state of a wdsfs.Shuffle, or one of a later version of wdsfs")
+        if digest != self._digest:
+            raise UsageError("the state is of another set: open the same shards with the same range_bytes")
+        self.seed = _number("seed", seed)
+        self._place([stage for stage in stages if stage.taken], _number("epoch", epoch))
+
+
+def _ranges_of(samples: Any, range_bytes: int) -> Ranges:
+    if isinstance(samples, Samples):
+        reader = samples._reader
+        counts = [len(reader.numbers(shard)) for shard in range(reader.shards)]
+        return cut(counts, reader.shard_sizes, range_bytes)
+    return cut([len(samples)], [-(-len(samples) // PLAIN_RANGE)], 1)
+
+
+def _consumed(stages: Sequence[Stage]) -> int:
+    return sum(stage.world_size * stage.taken for stage in stages)
+
+
+def _or_variable(value: int | None, name: str, default: int) -> Any:
+    if value is not None:
+        return value
+    text = os.environ.get(name, "") or default
+    try:
+        return int(text)
+    except ValueError:
+        raise UsageError(f"the environment variable {name} is {text!r}: give {name.lower()}= a number") from None
+
+
+def _number(name: str, value: Any, least: int = 0) -> int:
+    """Return an option that is a whole number. Raises UsageError if it is none, or out of bounds."""
+    most = LIMITS.get(name, COUNT_MAX)
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = -1
+    if not least <= number < most:
+        raise UsageError(f"{name}={value!r:.40}: give a whole number from {least} to {most - 1:,}")
+    return number
