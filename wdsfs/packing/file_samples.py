@@ -375,11 +375,10 @@ def _expect_splits(table: FileTable) -> None:
 
 def folder_splits(samples: Samples, order: Numbers) -> dict[str, Numbers]:
     """Return the samples of each directory at the top, by its name, in their order."""
-    tops = [_top_of(directory) for directory in samples.table.directories]
-    names = sorted(set(tops))
-    numbers = {name: number for number, name in enumerate(names)}
-    place = np.array([numbers[top] for top in tops])[samples.directory_of[order]]
-    return {os.fsdecode(names[at]): order[place == at] for at in np.unique(place).tolist()}
+    tops = [os.fsdecode(_top_of(directory)) for directory in samples.table.directories]
+    names, numbers = np.unique(tops, return_inverse=True)
+    place = numbers[samples.directory_of[order]]
+    return {str(names[at]): order[place == at] for at in np.unique(place).tolist()}
 
 
 def _top_of(directory: FoundDirectory) -> bytes:

@@ -333,11 +333,11 @@ def make_plan(directories: Sequence[str], options: PackOptions) -> FilePlan:
 def _added_columns(layout: file_samples.Layout, options: PackOptions, tables: SampleTables) -> dict[bytes, str]:
     """Return the extensions that samples may get, in lower case, and what renames each. Raises UsageError."""
     added = dict(tables.extensions)
-    column = lower_case(os.fsencode(options.class_column))
     if layout.name == file_samples.CLASSES and options.class_as != AS_NONE:
+        column = lower_case(os.fsencode(options.class_column))
         if column in added:
-            text = f"the class of each sample and a table have the column {options.class_column}"
-            raise UsageError(f"{text}: rename one with --class-column or {added[column]}, or use --class-as none")
+            text = f"--class-column {options.class_column}: a table has this column, too"
+            raise UsageError(f"{text}: rename one, its own with {added[column]}, or use --class-as none")
         added[column] = "--class-column NAME, or use --class-as none"
     return added
 

@@ -106,7 +106,7 @@ class SampleTables:
         """Look up the rows of all samples. Raises as `members_of`, and CommitError if there are none."""
         without, first = 0, list[bytes]()
         self.sizes, self.lengths = np.zeros(len(samples), np.int64), np.zeros(len(samples), np.int64)
-        for start in range(0, len(samples), AT_ONCE):
+        for start in range(0, len(samples) if self._tables else 0, AT_ONCE):
             numbers = range(start, min(start + AT_ONCE, len(samples)))
             keys = [*map(samples.key, numbers)]
             for number, key, added in zip(numbers, keys, self.members_of(keys), strict=True):
@@ -114,7 +114,7 @@ class SampleTables:
                 self.lengths[number] = sum(BLOCK + padded(len(content)) for _, content in added)
                 if not added:
                     without, first = without + 1, first if len(first) == NAMED else [*first, key]
-        if without and self._tables:
+        if without:
             text = (
                 f"{without:,} of {counted(len(samples), 'sample')} have no row: {several([*map(readable, first)])}"
             )
