@@ -157,10 +157,27 @@ def raw_key(name: bytes, *, last_dot: bool = False) -> bytes | None:
     # the webdataset library makes `d/.hidden` a sample with the key `d/`, which no tree can show.
     if dot <= start or is_meta(name):
         return None
-    if last_dot:
-        double = _COMPRESSED.search(name, start + 1)
-        dot = name.rfind(b".") if double is None else double.start()
-    return name[:dot]
+    return name[: start + len(partition(name[start:], last_dot=True)[0])] if last_dot else name[:dot]
+
+
+def partition(base: bytes, *, last_dot: bool = False) -> tuple[bytes, bytes, bytes]:
+    """Split a base name at the dot at which its key ends, as `bytes.partition` does."""
+    if not last_dot or base.startswith(b"."):
+        return base.partition(b".")
+    double = _COMPRESSED.search(base, 1)
+    dot = base.rfind(b".") if double is None else double.start()
+    return (base, b"", b"") if dot < 0 else (base[:dot], b".", base[dot + 1 :])
+
+
+# Semantics decision: new shards of a set with dots in its keys have `_` in their place, and each sample has this
+# column with the key as it was.
+KEY_COLUMN = b"key.txt"
+
+
+def without_dots(key: bytes) -> bytes:
+    """Return a key as `pack` writes it where keys have dots, which readers would end it at."""
+    folder, stem = split_folder(key)
+    return folder + stem.replace(b".", b"_")
 
 
 # Between the first and the last dot of a name, characters of titles and not of extensions: `Track 2.0 (Live).mp3`.

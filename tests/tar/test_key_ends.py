@@ -156,3 +156,80 @@ def test_check(shards: list[str], program: Program) -> None:
         mounted.expect_log("columns are parts of names: use --key-ends last-dot")
     with program.mounted(*LAST_DOT, "speech.tar") as mounted:
         mounted.allow_log("loaders that look for")
+
+
+# --- new shards, whose keys every reader finds -------------------------------------------------------------------
+
+
+def mended(key: str) -> str:
+    folder, slash, stem = key.rpartition("/")
+    return folder + slash + stem.replace(".", "_")
+
+
+def packed(program: Program, *arguments: str | Path) -> dict[str, dict[str, bytes]]:
+    """The samples of new shards, as the webdataset library reads them."""
+    program.run("pack", "-q", *LAST_DOT, *arguments, "-o", "new/%d.tar")
+    again = program.json("pack", *LAST_DOT, *arguments, "-o", "new/%d.tar")
+    assert again["written"] == 0
+    found = [
+        one for path in sorted((program.home / "new").iterdir()) for one in tars.by_webdataset(path.read_bytes())
+    ]
+    assert b"dotted name" not in program.run("check", program.home / "new", code=None).stdout
+    return {one.pop("__key__"): one for one in found}
+
+
+SOURCES = [
+    ["gnu.tar"],
+    ["--keep-shards", "wds.tar"],
+    ["--group-by-key", "--shuffle", "1", "wds.tar"],
+    ["--layout", "files", "files"],
+    ["--maxcount", "2", "files"],
+]
+
+
+@pytest.mark.parametrize("source", SOURCES, ids="-".join)
+def test_pack(source: list[str], shards: list[str], program: Program) -> None:
+    """A column has the keys as they were."""
+    samples = packed(program, *source)
+    assert samples == {
+        mended(key): {**{one: f"{key} {one}".encode() for one in some}, "key.txt": key.encode()}
+        for key, some in SAMPLES.items()
+    }
+
+
+def test_pack_files_that_lie_apart(program: Program) -> None:
+    """In the order of names another sample lies in between; a header with the column of the key is a long one."""
+    files, long = program.directory("files"), ".".join(["1234"] * 19)
+    for name in ("a.b.jpg", "a.b.c.jpg", "a.b.txt", f"{long}.x"):
+        (files / name).write_text(name)
+    (program.home / "table.csv").write_text('key,caption\na.b,first\n"a.b.c",second\n')
+    samples = packed(program, "--table", "table.csv", "files")
+    assert samples == {
+        "a_b": {"jpg": b"a.b.jpg", "txt": b"a.b.txt", "caption": b"first", "key.txt": b"a.b"},
+        "a_b_c": {"jpg": b"a.b.c.jpg", "caption": b"second", "key.txt": b"a.b.c"},
+        mended(long): {"x": f"{long}.x".encode(), "key.txt": long.encode()},
+    }
+
+
+@pytest.mark.parametrize("places", [("files/d", "files/d"), ("files/1/d", "files/2/d")])
+def test_pack_refuses_keys_that_meet(places: tuple[str, str], program: Program) -> None:
+    """In one directory, of two trees, and of two shards; nothing is written."""
+    for number, (place, name) in enumerate(zip(places, ("1.2_3.x", "1_2.3.x"), strict=True)):
+        (program.home / place).mkdir(parents=True, exist_ok=True)
+        (program.home / place / name).write_text("x")
+        program.write(f"{number}.tar", tar(member(b"d/" + name.encode()), member(b"d/1.2.y")))
+    trees = sorted({str(Path(place).parent) for place in places})
+    done = program.run("pack", *LAST_DOT, "--layout", "files", *trees, "-o", "new/%d.tar", code=7)
+    text = done.stderr.decode()
+    assert "1_2.3.x: would have the key of another sample" in text or "the key 'd/1_2_3' occurs twice" in text
+    text = program.refused("pack", *LAST_DOT, "0.tar", "1.tar", "-o", "new/%d.tar", code=7)
+    assert "the keys 'd/1.2_3', 'd/1_2.3' would be one, with _ for their dots" in text
+    assert not (program.home / "new").exists()
+
+
+def test_pack_directories_of_samples(program: Program) -> None:
+    """Their names have no extension that a key could end at."""
+    (program.directory("files") / "1.2").mkdir()
+    (program.home / "files/1.2/1.2.dcm").write_text("x")
+    text = program.refused("pack", *LAST_DOT, "files", "-o", "new/%d.tar", code=2)
+    assert "choose --layout files" in text

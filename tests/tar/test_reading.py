@@ -364,6 +364,7 @@ def test_the_options_go_with_views(program: Program) -> None:
 def test_fstab_takes_the_options() -> None:
     call = translate(["/x.tar", "/mnt", "-o", "ignore_zeros,group-by-key"])
     assert call.arguments[1:3] == BOTH.arguments
+    assert translate(["/x.tar", "/mnt", "-o", "key_ends=last-dot"]).arguments[1] == "--key-ends=last-dot"
 
 
 # --- check -------------------------------------------------------------------------------------------------

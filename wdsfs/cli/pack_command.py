@@ -194,7 +194,7 @@ _NOT_FOR_FILES = {
         "it is for the samples of SHARDS",
     ),
     **dict.fromkeys(
-        ("shard_id", "num_shards", "ignore_zeros", "group_by_key", "last_dot", "base", "allow_missing", "strict"),
+        ("shard_id", "num_shards", "ignore_zeros", "group_by_key", "base", "allow_missing", "strict"),
         "it is for SHARDS",
     ),
     **dict.fromkeys(("sort", "keep_shards"), "it is for SHARDS; files are packed by name"),
@@ -264,7 +264,8 @@ def pack(
         _refuse_mount(sources)
     with ended_in_order():
         if _are_files(sources, packed.options.layout):
-            made = _pack_files(sources, packed, composition, opening)
+            options = replace(packed.options, columns=composition.columns, last_dot=selection.reading.last_dot)
+            made = _pack_files(sources, packed._replace(options=options), opening)
         else:
             made = _pack_shards(
                 sources, packed, selection._replace(split=packed.split or None), composition, opening
@@ -287,7 +288,7 @@ def _are_files(sources: Sequence[str], layout: str) -> bool:
     return are_files.pop()
 
 
-def _pack_files(directories: Sequence[str], packed: Packed, composition: Composition, opening: Opening) -> Made:
+def _pack_files(directories: Sequence[str], packed: Packed, opening: Opening) -> Made:
     from wdsfs.packing.file_source import make_plan, pack_files
     from wdsfs.packing.plan import FIRST_MEMBERS, Step, planned_members
 
@@ -296,7 +297,7 @@ def _pack_files(directories: Sequence[str], packed: Packed, composition: Composi
         raise UsageError(f"--split {packed.split}: write NAME=FRACTION, for example train=0.9")
     done = list[Step]()
     with disk_errors():
-        plan = make_plan(directories, replace(packed.options, columns=composition.columns))
+        plan = make_plan(directories, packed.options)
     output.refuse_exports([step.target for step in plan.steps], packed.exports)
     for guess in () if packed.as_json or opening.quiet else plan.guesses:
         log.info("%s", guess)

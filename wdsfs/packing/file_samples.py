@@ -20,7 +20,7 @@ import math
 import os
 import shlex
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -44,11 +44,13 @@ class Layout(NamedTuple):
     """A layout; `full`: in `samples`, the names of files begin with that of their sample.
 
     `by_split`: each directory at the top is a split; in `classes` the directories in it are the classes.
+    `last_dot` is that of `names.Reading`.
     """
 
     name: str
     full: bool = False
     by_split: bool = False
+    last_dot: bool = False
 
     @property
     def text(self) -> str:
@@ -84,23 +86,27 @@ class _Looks(NamedTuple):
     media: bool
 
 
-def layout_of(table: FileTable, name: str, *, by_split: bool = False) -> Layout:
+def layout_of(table: FileTable, name: str, *, by_split: bool = False, last_dot: bool = False) -> Layout:
     """Return the layout of this name, or for AUTO the one that the files have.
 
     Raises CommitError where they could mean several things, or there are none; UsageError if they should be in
-    splits and are not.
+    splits and are not, or their names should have keys and do not.
     """
     if not len(table):
         raise CommitError(f"there is no file to pack in {' or '.join(map(os.fsdecode, table.roots))}")
     if by_split:
         _expect_splits(table)
     if name in (FILES, CLASSES):
-        return Layout(name, by_split=by_split)
-    looks = [_looks(table, directory) for directory in table.directories]
+        return Layout(name, by_split=by_split, last_dot=last_dot)
+    looks = [_looks(table, directory, last_dot=last_dot) for directory in table.directories]
     deep = [look for look in looks if look.path]
     full = bool(deep) and all(look.full for look in deep)
     layout = Layout(SAMPLES, full) if name == SAMPLES else _detected(table, looks, full, by_split=by_split)
-    return layout._replace(by_split=by_split)
+    if layout.name == SAMPLES and last_dot:
+        raise UsageError(
+            f"--key-ends last-dot is for files called key.ext, and these are {layout.text}: choose --layout files"
+        )
+    return layout._replace(by_split=by_split, last_dot=last_dot)
 
 
 def _detected(table: FileTable, looks: list[_Looks], full: bool, *, by_split: bool) -> Layout:
@@ -143,13 +149,13 @@ def _are_classes(looks: list[_Looks], above: int = 0) -> bool:
     return bool(deep) and all(look.path.count(b"/") == above and look.alone and look.media for look in deep)
 
 
-def _looks(table: FileTable, directory: FoundDirectory) -> _Looks:
+def _looks(table: FileTable, directory: FoundDirectory, *, last_dot: bool) -> _Looks:
     above, start = table.path_of(directory) + b"/", directory.path.rpartition(b"/")[2] + b"."
     bare = dotted = None
     full, alone, media = True, True, False
     last = b""
     for name in table.names_in(directory):
-        stem, dot, extension = name.partition(b".")
+        stem, dot, extension = names.partition(name, last_dot=last_dot)
         if not stem:
             continue
         if not dot:
@@ -170,6 +176,7 @@ OUTSIDE_SPLIT = "is outside of a split: with {split} in --output each split is a
 OUTSIDE_TABLE = (
     "is a table, not a sample: --table FILE packs its columns with the samples, --exclude leaves it out"
 )
+MEETING_WITHOUT_DOTS = "would have the key of another sample, with _ for the dots: rename one of them"
 TABLES = frozenset(map(os.fsencode, (suffix[1:] for suffix in KIND_OF_SUFFIX if suffix not in (".json", ".npy"))))
 
 # Names of directories that are parts of a data set, and hardly ever classes.
@@ -222,12 +229,12 @@ class Samples:
         return self.table.directories[self._directories[sample]]
 
     def key(self, sample: int) -> bytes:
-        """Return the key of a sample in the tar."""
+        """Return the key of a sample; in the tar it is without dots, which there may be with `last_dot`."""
         directory = self.directory(sample)
         if self.layout.name == SAMPLES:
             return directory.path
         name = self.table.name(self._rows[self._starts[sample]])
-        return directory.prefix + name.partition(b".")[0]
+        return directory.prefix + names.partition(name, last_dot=self.layout.last_dot)[0]
 
     def prefix(self, directory: int) -> bytes:
         """Return the part of a name in the tar that stands in front of the name of a file of this directory."""
@@ -251,7 +258,7 @@ def group(table: FileTable, layout: Layout, left_out: LeftOut, added: Mapping[by
     renames it. Raises CommitError for two samples of one key, for a sample that has such an extension already, and
     for classes that are splits.
     """
-    if layout == Layout(CLASSES):
+    if layout.name == CLASSES and not layout.by_split:
         _refuse_splits(table)
     samples = _Grouping(table, layout, left_out, added).run()
     if len(table.roots) > 1:
@@ -308,28 +315,39 @@ class _Grouping:
         if self.layout.name == CLASSES and label == NO_CLASS:
             outside = outside or OUTSIDE_CLASS
         last, taken, prefix = None, set[bytes](), directory.prefix
-        for row, name in enumerate(self.table.names_in(directory), directory.first):
-            stem, dot, extension = name.partition(b".")
+        last_key = None  # in the tar; two samples with one are neighbours
+        for row, name, stem, dot, extension in self._by_sample(directory):
+            key = prefix + (names.without_dots(stem) if self.layout.last_dot else stem)
             if stem != last:
                 taken = set()
             reason = _outside(name, outside) if outside else None
             reason = reason or (None if dot else reasons.NO_EXTENSION)
-            reason = reason or reasons.obstacle(prefix + stem, extension, taken)
+            if stem != last and key == last_key:
+                reason = reason or MEETING_WITHOUT_DOTS
+            reason = reason or reasons.obstacle(key, extension, taken)
             if stem != last and self.longest is not None:
-                reason = reason or reasons.misread(prefix + stem, self.longest)
+                reason = reason or reasons.misread(key, self.longest)
             if reason is not None:
                 self._refuse(directory, name, reason)
                 continue
             if stem != last:
                 self.samples.begin(number, label)
-                last = stem
-            if b"." in extension:
+                last, last_key = stem, key
+            if b"." in extension and not self.layout.last_dot:
                 self.samples.dotted_names.add(prefix + name, extension)
             if extension.lower() in TABLES:
                 self.samples.tables.append(len(self.samples) - 1)
             if not self.added.keys().isdisjoint(taken):
                 self._refuse_column(directory, name, names.lower_case(extension))
             self.samples.add(row)
+
+    def _by_sample(self, directory: FoundDirectory) -> Iterable[tuple[int, bytes, bytes, bytes, bytes]]:
+        """Return row, name and the parts of the name of all files, the files of a sample side by side."""
+        there = enumerate(self.table.names_in(directory), directory.first)
+        if not self.layout.last_dot:
+            return ((row, name, *name.partition(b".")) for row, name in there)
+        files = ((row, name, *names.partition(name, last_dot=True)) for row, name in there)
+        return sorted(files, key=lambda file: (names.without_dots(file[2]), *file[2:]))
 
     def _refuse_column(self, directory: FoundDirectory, name: bytes, column: bytes) -> None:
         where = os.fsdecode(self.table.path_of(directory) + b"/" + name)
@@ -386,21 +404,21 @@ def _top_of(directory: FoundDirectory) -> bytes:
 
 
 def _refuse_equal_keys(samples: Samples) -> None:
-    """Raise CommitError if two samples, which are then in different trees, have the same key."""
-    sums: NDArray[np.uint64] = np.fromiter(
-        (xxhash.xxh3_64_intdigest(samples.key(number)) for number in range(len(samples))), np.uint64, len(samples)
-    )
+    """Raise CommitError if two samples, which are then in different trees, have the same key in the tar."""
+    keys = (names.without_dots(samples.key(number)) for number in range(len(samples)))
+    sums: NDArray[np.uint64] = np.fromiter(map(xxhash.xxh3_64_intdigest, keys), np.uint64, len(samples))
     order = np.argsort(sums, kind="stable")
     again = np.flatnonzero(sums[order][1:] == sums[order][:-1])
     for at in again.tolist():
         first, second = int(order[at]), int(order[at + 1])
-        if samples.key(first) == samples.key(second):
+        key = names.without_dots(samples.key(first))
+        if key == names.without_dots(samples.key(second)):
             places = [samples.table.path_of(samples.directory(number)) for number in (first, second)]
             where = " and ".join(map(os.fsdecode, places))
             way_out = "pack the directory above them, so that the names of both are parts of the keys"
             if samples.layout.name == CLASSES:  # above them these would be classes
                 way_out = "pack each by itself, and the others with --class-names and the classes.txt of the first"
-            raise CommitError(f"the key {os.fsdecode(samples.key(first))!r} occurs twice, in {where}: {way_out}")
+            raise CommitError(f"the key {os.fsdecode(key)!r} occurs twice, in {where}: {way_out}")
 
 
 # --- remarks -------------------------------------------------------------------------------------------------
@@ -436,7 +454,8 @@ def remarks(samples: Samples) -> Iterator[str]:
 def _equal_directories(samples: Samples) -> list[str]:
     """Return the directories that all classes share, if they are several and no class has files beside them."""
     below: dict[bytes, set[bytes]] = {}
-    for directory in samples.table.directories if samples.layout == Layout(CLASSES) else ():
+    layout = samples.layout
+    for directory in samples.table.directories if layout.name == CLASSES and not layout.by_split else ():
         top, _, path = directory.path.partition(b"/")
         if top:
             below.setdefault(top, set()).add(path.partition(b"/")[0])

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from wdsfs.cluster_workers import Workers
 from wdsfs.errors import CommitError, UsageError, counted, several
-from wdsfs.names import bytes_of, lower_case
+from wdsfs.names import bytes_of, lower_case, partition, without_dots
 from wdsfs.packing import file_samples, reasons
 from wdsfs.packing.file_table import LeftOut, WalkRules, walk
 from wdsfs.packing.plan import (
@@ -73,7 +73,8 @@ class PackOptions:
     of classes by number. `shuffle` is a seed, `order` a file of keys. `mtime` (seconds) is the time of all
     members. `leave_out`: go ahead without files that cannot be packed. Of SHARDS, `keep_shards` makes a new shard
     of each one, and `sort` puts the samples of each in the order of their keys. `tables` are files with a row for
-    each sample, of which `columns` become members, or all columns.
+    each sample, of which `columns` become members, or all columns. `last_dot` (of files) is that of
+    `names.Reading`.
     """
 
     output: str
@@ -93,6 +94,7 @@ class PackOptions:
     walk: WalkRules = field(default_factory=WalkRules)
     tables: tuple[str, ...] = ()
     columns: tuple[Column, ...] = ()
+    last_dot: bool = False
 
     def check(self, *, of_files: bool = True) -> PackOptions:
         """Return the same. Raises UsageError for options that do not go together, and names no shard can have."""
@@ -145,7 +147,7 @@ class FileColumns:
     `directories` are absolute paths; `prefixes` stand in front of the names of their files in the tar. Of each
     file there are: its name, with a NUL between any two; the number of its directory; its size in bytes; its mtime
     in ns. `seconds` is the time of all members; None: each has its own. `added` has further members of each
-    sample, whose first file `starts` has; it is empty if no sample gets any.
+    sample, whose first file `starts` has; it is empty if no sample gets any. `last_dot`: keys may have dots.
     """
 
     directories: tuple[bytes, ...]
@@ -157,6 +159,7 @@ class FileColumns:
     starts: array[int]
     added: Sequence[Added] = ()
     seconds: int | None = None
+    last_dot: bool = False
 
     def __iter__(self) -> Iterator[Piece]:
         yield from self._with_added() if self.added else self._files()
@@ -165,9 +168,10 @@ class FileColumns:
     def _files(self) -> Iterator[NewMember]:
         names = self.names.split(b"\0")
         prefixes, above = self.prefixes, [path + b"/" for path in self.directories]
+        written = map(_without_dots, names) if self.last_dot else names
         return map(
             NewMember,
-            [prefixes[at] + name for at, name in zip(self.directory_of, names, strict=False)],
+            [prefixes[at] + name for at, name in zip(self.directory_of, written, strict=False)],
             [above[at] + name for at, name in zip(self.directory_of, names, strict=False)],
             self.sizes,
             self.times_ns,
@@ -188,6 +192,11 @@ class FileColumns:
                 for extension, content in added
             )
             yield from sorted([*files[start:stop], *new], key=itemgetter(0))
+
+
+def _without_dots(name: bytes) -> bytes:
+    stem, dot, extension = partition(name, last_dot=True)
+    return without_dots(stem) + dot + extension
 
 
 class PlannedFiles:
@@ -218,6 +227,7 @@ class PlannedFiles:
             array("q", starts.tobytes()),
             self._plan.added_to(self._samples),
             options.mtime,
+            options.last_dot,
         )
 
 
@@ -270,7 +280,7 @@ class FilePlan(Plan):
         column = os.fsencode(self.options.class_column)
         members: list[Added] = [((column, label),) for label in self.labels]
         added = [members[label] for label in self.samples.class_of[samples].tolist()] if members else []
-        if not self.tables.paths:
+        if not self.tables.extensions:
             return added
         rows = self.tables.members_of([*map(self.samples.key, samples.tolist())])
         return [(*label, *row) for label, row in zip(added or itertools.repeat(()), rows, strict=False)]
@@ -309,11 +319,11 @@ def make_plan(directories: Sequence[str], options: PackOptions) -> FilePlan:
     """
     options.check()
     left_out = LeftOut()
-    tables = SampleTables(options.tables, options.columns)
+    tables = SampleTables(options.tables, options.columns, with_keys=options.last_dot)
     table = walk(directories, options.walk._replace(tables=tables.paths), left_out)
     if not len(table):
         _refuse_losses(left_out, options)
-    layout = file_samples.layout_of(table, options.layout, by_split=options.by_folder)
+    layout = file_samples.layout_of(table, options.layout, by_split=options.by_folder, last_dot=options.last_dot)
     samples = file_samples.group(table, layout, left_out, _added_columns(layout, options, tables))
     order = file_samples.order_of(samples, options.shuffle, options.order, left_out)
     _refuse_losses(left_out, options)

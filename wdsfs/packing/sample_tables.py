@@ -12,7 +12,7 @@ import numpy as np
 
 from wdsfs.door.shard_door import DOOR
 from wdsfs.errors import CommitError, UsageError, counted, several
-from wdsfs.names import lower_case, readable
+from wdsfs.names import KEY_COLUMN, lower_case, readable
 from wdsfs.packing import reasons
 from wdsfs.packing.cluster_units import changed_since_planned
 from wdsfs.packing.file_samples import Keyed
@@ -33,10 +33,11 @@ class SampleTables:
 
     `extensions` are those of the members, in lower case, each with the option that renames it. After `measure`,
     `sizes` has the bytes of content that each sample gets, and `lengths` those in the tar. Raises UsageError,
-    ViewError, ShardErrors.
+    ViewError, ShardErrors. `with_keys`: each sample also gets KEY_COLUMN.
     """
 
-    def __init__(self, texts: Sequence[str], columns: Sequence[Column]) -> None:
+    def __init__(self, texts: Sequence[str], columns: Sequence[Column], *, with_keys: bool = False) -> None:
+        self._with_keys = with_keys
         named = [label_files(text, TABLE) for text in texts]
         self._tables = [(files, fingerprints_of(files, DOOR.look)) for files in named]
         self._columns = columns
@@ -70,10 +71,12 @@ class SampleTables:
             reason = reasons.misread(b"sample", extension)
             if lower in extensions and not self._columns:
                 reason = "differs from another one in letter case only, and readers take the two for one"
+            if self._with_keys and lower == KEY_COLUMN:
+                reason = "it gets the keys with their dots"
             if reason is not None:
                 raise UsageError(f"--table: the column {text!r}: {reason}; rename it: --columns NAME={text}")
             extensions[lower] = f"--columns NAME={text}"
-        return extensions
+        return extensions | ({KEY_COLUMN: "--key-ends first-dot"} if self._with_keys else {})
 
     def members_of(self, keys: Sequence[bytes]) -> list[Added]:
         """Return the members that the samples of these keys get; none for a sample without a row.
@@ -92,7 +95,8 @@ class SampleTables:
                     text = "has several rows: write one, with a JSON list in a column that has several values"
                     raise CommitError(f"{files[0].text}: the sample {readable(key)!r} {text}")
                 row |= given[0].values if given else {}
-        return [tuple(self._renamed(row)) for row in rows]
+        own = [((KEY_COLUMN, key),) if self._with_keys else () for key in keys]
+        return [(*key, *self._renamed(row)) for key, row in zip(own, rows, strict=True)]
 
     def _renamed(self, row: Row) -> Iterator[tuple[bytes, bytes]]:
         if not self._columns:
@@ -106,15 +110,15 @@ class SampleTables:
         """Look up the rows of all samples. Raises as `members_of`, and CommitError if there are none."""
         without, first = 0, list[bytes]()
         self.sizes, self.lengths = np.zeros(len(samples), np.int64), np.zeros(len(samples), np.int64)
-        for start in range(0, len(samples) if self._tables else 0, AT_ONCE):
+        for start in range(0, len(samples) if self._tables or self._with_keys else 0, AT_ONCE):
             numbers = range(start, min(start + AT_ONCE, len(samples)))
             keys = [*map(samples.key, numbers)]
             for number, key, added in zip(numbers, keys, self.members_of(keys), strict=True):
                 self.sizes[number] = sum(len(content) for _, content in added)
                 self.lengths[number] = sum(BLOCK + padded(len(content)) for _, content in added)
-                if not added:
+                if len(added) == self._with_keys:
                     without, first = without + 1, first if len(first) == NAMED else [*first, key]
-        if without:
+        if without and self._tables:
             text = (
                 f"{without:,} of {counted(len(samples), 'sample')} have no row: {several([*map(readable, first)])}"
             )

@@ -16,11 +16,12 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
 from wdsfs import names
 from wdsfs.durable import CHUNK
-from wdsfs.errors import CommitError, counted
+from wdsfs.errors import CommitError, counted, several
 from wdsfs.index.record import Record
 from wdsfs.packing import reasons
 from wdsfs.packing.file_samples import NO_CLASS, shuffled, split_of
@@ -76,6 +77,9 @@ class ViewContents:
         yield self._read
 
     def _read(self, member: NewMember) -> Iterator[bytes]:
+        if member.content is not None:
+            yield member.content
+            return
         content = indexed(self._lower.content, *map(int, member.path.split()))
         for at in range(0, content.size, CHUNK):
             yield content_module.read(content, at, CHUNK)
@@ -130,6 +134,7 @@ class ViewPack:
         self.lower, self.options, self._on_shard, self._jobs = lower, options, on_shard, jobs
         self._allow_missing = allow_missing
         self._only_chooses = not isinstance(lower, ViewSet) or lower.composition.only_chooses
+        self._last_dot = lower.shards[0].reading.last_dot
         self._layout, self._sizes = lru_cache(LAYOUTS)(self._measured), dict[int, int | None]()
         self.plan = Plan()  # of the shards so far, without their pieces
         self.splits: list[str] = []  # of each shard of the plan, "" for none
@@ -143,6 +148,8 @@ class ViewPack:
         Raises CommitError, UsageError, ShardErrors, OSErrors.
         """
         self._refuse_damage()
+        if self._last_dot:
+            self._refuse_meeting_keys()
         targets = Targets(shard.path for below in self.lower.sources for shard in below.shards)
         waiting = self._steps()
         while steps := [*itertools.islice(waiting, self._jobs)]:
@@ -294,9 +301,9 @@ class ViewPack:
             )
 
     def _new_sample(self, shard: _Shard, entry: int) -> _Sample:
-        record = shard.record
-        size = int(record.sizes(record.entry_members(entry)).sum())
-        return _Sample(record.entry_path(entry), list(self._new_members(shard, entry)), size)
+        pieces = list(self._new_members(shard, entry))
+        key = names.without_dots(shard.record.entry_path(entry))  # which has some only with `last_dot`
+        return _Sample(key, [*pieces], sum(piece.size for piece in pieces))
 
     def _opened_shard(self, number: int) -> _Shard:
         if number not in self._sizes:
@@ -306,7 +313,7 @@ class ViewPack:
 
     def _copied_size(self, number: int) -> int | None:
         """Return the bytes of a shard whose samples are copied as they are; None for another."""
-        if not self._only_chooses:
+        if not self._only_chooses or self._last_dot:
             return None
         measured = self._layout(number)
         # Headers of members that a global one in front of them completes mean something else without it.
@@ -324,7 +331,8 @@ class ViewPack:
 
     def _new_members(self, shard: _Shard, entry: int) -> Iterator[NewMember]:
         record = shard.record
-        key, taken = record.entry_path(entry), set[bytes]()
+        original, taken, mtime_ns = record.entry_path(entry), {names.KEY_COLUMN} if self._last_dot else set(), 0
+        key = names.without_dots(original)
         for member in record.entry_members(entry):
             extension = record.extension(member)
             name = key + b"." + extension
@@ -336,6 +344,27 @@ class ViewPack:
                 )
             size, mtime_ns = record.size_and_time(member)
             yield NewMember(name, b"%d %d %d" % (shard.number, shard.tag, member), size, mtime_ns)
+        if self._last_dot:
+            name = key + b"." + names.KEY_COLUMN
+            yield NewMember(name, b"", len(original), mtime_ns, content=original)
+
+    def _refuse_meeting_keys(self) -> None:
+        """Raise CommitError if two keys are one without their dots. Takes 16 bytes a sample."""
+        hashed = xxhash.xxh3_64_intdigest
+        both = (hashed(text) for key in self._all_keys() for text in (key, names.without_dots(key)))
+        keys, without = np.fromiter(both, np.uint64).reshape(-1, 2).T
+        order = np.lexsort((keys, without))
+        meeting = (np.diff(without[order]) == 0) & (np.diff(keys[order]) != 0)
+        if meeting.any():
+            shared = int(without[order][np.argmax(meeting)])
+            some = sorted({key for key in self._all_keys() if hashed(names.without_dots(key)) == shared})
+            text = several([repr(os.fsdecode(key)) for key in some])
+            raise CommitError(f"the keys {text} would be one, with _ for their dots: leave one out (--keys)")
+
+    def _all_keys(self) -> Iterator[bytes]:
+        for number in readable_numbers(self.lower, self._allow_missing):
+            entries = indexed(samples_of, self.lower, number)
+            yield from map(indexed(self.lower.record, number).entry_path, map(int, entries))
 
 
 class _NumberedSamples:
