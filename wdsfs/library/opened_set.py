@@ -16,7 +16,7 @@ from wdsfs import host
 from wdsfs.errors import UsageError
 from wdsfs.library.key_lists import file_of_keys
 from wdsfs.names import KEY_ENDS
-from wdsfs.spec.spec_words import anchored, anchored_file
+from wdsfs.spec.spec_words import anchored, anchored_options
 from wdsfs.tree.composition import DECODE_OTHERWISE, OF_CLASSES, Composition, composition_of
 from wdsfs.tree.opening import open_typed_set
 from wdsfs.tree.set_options import Opening, Progress, Tolerance, selection_of
@@ -88,7 +88,7 @@ class OpenedSet:
             self._stack = stack.pop_all()
             _sets.add(self)
         # What opens the same set in another process, whose working directory may be another one.
-        self.sent = [anchored(spec) for spec in self.shards], _anchored(self.options)
+        self.sent = [anchored(spec) for spec in self.shards], anchored_options(self.options)
 
     def _open(self, whole: bool, progress: Report | None, stack: ExitStack) -> None:
         if self.options.pop("decode_members", False):
@@ -170,17 +170,6 @@ def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
     """Raise UsageError for an option that is none of these."""
     if value not in choices:
         raise UsageError(f"{name}={value!r}: is one of {', '.join(choices)}")
-
-
-def _anchored(options: dict[str, Any]) -> dict[str, Any]:
-    """Return options in which files do not depend on the working directory."""
-    sent = dict(options)
-    for name in sent.keys() & {"keys", "class_names", "index_dir", "base"}:
-        sent[name] = anchored_file(os.fspath(sent[name]))
-    for name, function in (("join", anchored), ("associate", anchored_file)):
-        if sent.get(name):
-            sent[name] = [function(text) for text in texts(sent[name])]
-    return sent
 
 
 def texts(values: Shards) -> list[str]:

@@ -11,9 +11,9 @@ import glob
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import accumulate, islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from braceexpand import braceexpand
 
@@ -314,6 +314,24 @@ def anchored(text: str) -> str:
 def anchored_file(path: str) -> str:
     """Return the path or URL of a file, which means the same in another working directory."""
     return path if objects.is_url(path) and not os.path.exists(path) else os.path.abspath(path)
+
+
+def anchored_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options of a set which mean the same in another working directory."""
+    sent = dict(options)
+    for name in _ANCHORS.keys() & sent.keys():
+        anchor, value = _ANCHORS[name], sent[name]
+        if isinstance(value, list | tuple):
+            sent[name] = tuple(anchor(os.fsdecode(text)) for text in value)
+        elif value:
+            sent[name] = anchor(os.fsdecode(value))
+    return sent
+
+
+_ANCHORS: dict[str, Callable[[str], str]] = {
+    "join": anchored,
+    **dict.fromkeys(("associate", "keys", "class_names", "index_dir", "base"), anchored_file),
+}
 
 
 def _literal_directory(globs: bool) -> str:

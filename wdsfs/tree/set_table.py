@@ -25,7 +25,7 @@ from wdsfs.cache.file_cache import NewFile
 from wdsfs.errors import ShardError, StaleShard, UnreadableShard
 from wdsfs.index import process_pool
 from wdsfs.inodes import MEMBER, position
-from wdsfs.spec.spec_words import anchored, anchored_file
+from wdsfs.spec.spec_words import anchored_options
 from wdsfs.tree.composition import Composition
 from wdsfs.tree.indexing import indexed
 from wdsfs.tree.numbered_tree import samples_of
@@ -265,13 +265,8 @@ def _opened_elsewhere(sent: bytes) -> ShardValues:
 
 def _anchored(composition: Composition) -> Composition:
     """Return options that mean the same in another working directory."""
-    return replace(
-        composition,
-        join=tuple(map(anchored, composition.join)),
-        associate=tuple(map(anchored_file, composition.associate)),
-        keys=composition.keys and anchored_file(composition.keys),
-        class_names=composition.class_names and anchored_file(composition.class_names),
-    )
+    names = "join", "associate", "keys", "class_names"
+    return replace(composition, **anchored_options({name: getattr(composition, name) for name in names}))
 
 
 def _as_type(array: Any, kind: Any) -> Any:
