@@ -21,8 +21,7 @@ from tests.processes import PATIENCE
 from tests.thorough import THOROUGH
 from tests.tree.test_shard_tree import a_tree
 from wdsfs.errors import MissingShard, StaleShard
-from wdsfs.pages.filters import Filter, Masks, Pace, Search
-from wdsfs.pages.shown_set import MemberSource, Snapshot, Snapshots
+from wdsfs.pages.shown_set import Snapshot, Snapshots
 from wdsfs.tree.tree import LowerTree, View
 
 NAMES = ("t-0", "t-1", "t-2", "t-3")
@@ -81,7 +80,6 @@ def test_a_snapshot_stays_what_it_is(tree: LowerTree, count: int) -> None:
             lambda: now.sample(19),
             lambda: now.files(path),
             lambda: now.number_at(path),
-            lambda: Search(Masks(), Filter(has=b"txt"), now, Pace()).find(0, 60),
         ):
             with pytest.raises(StaleShard):
                 question()
@@ -128,24 +126,6 @@ def test_a_shard_that_goes_and_comes_again(tree: LowerTree) -> None:
     with snapshots.snapshot() as now, contextlib.suppress(StaleShard):
         now.files(b"s0/cat/s000")
     assert snapshots.answer(numbers) == list(range(27))
-
-
-def test_a_value_search_goes_on_beside_a_writer(tree: LowerTree, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A shard that changes under it ends an answer, not the search."""
-    source_of = Snapshot.source
-
-    def change(now: Snapshot, path: bytes) -> MemberSource:
-        source = source_of(now, path)
-        if path.startswith(b"s0/cat/s010"):
-            replace(tree, 0, a_shard(12, 1))
-        return source
-
-    def find(now: Snapshot) -> tuple[int, int | None]:
-        found = Search(Masks(), Filter(column=b"cls", value="3"), now, Pace()).find(0, 60)
-        return len(found.samples), found.after
-
-    monkeypatch.setattr(Snapshot, "source", change)
-    assert Snapshots(tree).answer(find) == (1, 10)
 
 
 # --- over HTTP

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import html
-import re
 from collections.abc import Iterator
 
 import pytest
@@ -44,49 +42,13 @@ def test_pages_search_and_filters_of_a_large_set(browser: Browser, large: Viewer
     assert len(set(browser.texts(".grid .key"))) == 60
 
 
-def test_a_value_is_looked_for_page_by_page(large: Viewer) -> None:
-    """A filter that reads members does not go through the set for one page: it says where to go on."""
-    page = large.ask("/?column=cls&value=none").text
-    assert "None found yet" in page
-    assert "Search on" in page
-    # Without scripts, too: the browser asks on.
-    [address] = re.findall('<noscript><meta http-equiv="refresh" content="1; url=([^"]*)"></noscript>', page)
-    further = large.ask(html.unescape(address)).text
-    assert _looked(further) > _looked(page) > 0
-
-
-def _looked(page: str) -> int:
-    """How many samples a search has looked at."""
-    return int(re.findall(r"looked at\s+([\d,]+)", page)[0].replace(",", ""))
-
-
-def test_a_search_shows_its_progress_and_can_be_stopped(browser: Browser, large: Viewer) -> None:
-    browser.open(large)
-    browser.search(column="cls", value="none")
-    first = _looked(browser.texts(".summary")[0])
-    wait_until(lambda: _looked(browser.texts(".summary")[0]) > first, "the search to go on")
-    assert 0 < float(str(browser.run("return document.querySelector('progress').value"))) < 1
-    browser.one(".searching button").click()
-    wait_until(lambda: browser.texts(".searching") == ["Stopped."], "its end")
-    looked = _looked(browser.texts(".summary")[0])
-    address = browser.one("a[rel=next]").get_attribute("href") or ""
-    assert address.endswith(f"at={looked}")
-
-
-@pytest.mark.parametrize(("page", "number"), [("next", 0), ("previous", SAMPLES - 1)])
-def test_the_next_sample_is_looked_for_page_by_page(large: Viewer, page: str, number: int) -> None:
-    looked = [0]
-    address = f"/{page}?column=cls&value=none&number={number}"
-    for _ in range(3):
-        answer = large.ask(address)
-        assert answer.status == 200
-        [further] = re.findall('http-equiv="refresh" content="0; url=([^"]*)"', answer.text)
-        address = html.unescape(further)
-        looked.append(int(re.findall(r"Looked at ([\d,]+)", answer.text)[0].replace(",", "")))
-    assert looked == sorted(set(looked))
-    assert "Stop" in answer.text
-    # It does not go on by itself for ever.
-    assert 'http-equiv="refresh"' not in large.ask(re.sub("turn=[0-9]+", "turn=1000", address)).text
+def test_a_filter_counts_all_samples_of_a_large_set(large: Viewer) -> None:
+    wait_until(lambda: "in the table so far" not in large.ask("/?column=cls&value=none*").text, "the table")
+    for query, count in (("column=cls&value=*", SAMPLES), ("q=k02999", 1000), ("column=cls&value=none*", 0)):
+        page = " ".join(large.ask(f"/?{query}").text.split())
+        assert f"{count:,} samples of {SAMPLES:,} samples pass" in page
+    last = large.ask(f"/?column=cls&value=*&at={SAMPLES - 30}").text
+    assert last.count('<span class="key">') == 30
 
 
 def test_many_pages_leave_nothing_in_memory(large: Viewer) -> None:

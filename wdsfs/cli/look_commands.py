@@ -257,7 +257,7 @@ def _show_counts(report: dict[str, Any]) -> None:
 
 # --- view ---------------------------------------------------------------------------------------------------
 
-_NEEDED = ("jinja2", "PIL", "starlette", "tinytag", "uvicorn")
+_NEEDED = ("duckdb", "jinja2", "PIL", "pyarrow", "starlette", "tinytag", "uvicorn")
 
 
 @click.command(cls=Command)

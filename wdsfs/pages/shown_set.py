@@ -26,7 +26,7 @@ import threading
 import time
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Concatenate, NamedTuple, ParamSpec, TypeVar
 
@@ -43,7 +43,7 @@ from wdsfs.inodes import MEMBER, ROOT, position
 from wdsfs.mount.live_mount import LiveMount
 from wdsfs.tree import content as content_module
 from wdsfs.tree import view_set
-from wdsfs.tree.companions import Companions
+from wdsfs.tree.companions import Companions, read_class_names
 from wdsfs.tree.composition import Composition
 from wdsfs.tree.content import Content
 from wdsfs.tree.indexing import indexed
@@ -57,6 +57,7 @@ from wdsfs.tree.view_content import OWN
 
 ORDERS_MAX = 8  # shards whose order of samples is kept
 FILES_MAX = 1000  # files of one sample that a page lists
+NAMES_MAX = 16 << 20  # bytes of a file with the names of classes
 DAMAGED_MAX = 200  # damaged shards that are listed
 UNREADABLE = -1  # in place of the tag of a shard that cannot be read
 ATTEMPTS = 3  # how often an answer is made while the shards that it is about change
@@ -258,6 +259,11 @@ class Snapshot:
     def version(self) -> tuple[int, int]:
         """The version of the content: it differs when the content does."""
         return self.shown.number, self.generation
+
+    @property
+    def lower(self) -> ShardSet:
+        """The shards themselves, to be asked under the lock only."""
+        return self._lower
 
     @property
     def readable(self) -> Iterator[int]:
@@ -473,13 +479,16 @@ class Subject(NamedTuple):
     """The set that the pages show.
 
     `place` is None where samples have other paths in a mount than here. `note` is shown on every page: how the
-    pages differ from the mount. `renewal` is that of a mount.
+    pages differ from the mount. `renewal` is that of a mount. `class_names` are the names of classes by their
+    values in samples.
     """
 
     snapshots: Snapshots
     place: Place | None = None
     note: str = ""
     renewal: Renewal | None = None
+    composition: Composition = Composition()
+    class_names: Mapping[str, str] = {}
 
 
 @contextlib.contextmanager
@@ -492,7 +501,10 @@ def open_shards(
         command = ["wdsfs", "mount", "--overlay", "DIR", *selection.arguments, *specs, "MOUNTPOINT"]
         place = Place("MOUNTPOINT", shlex.join(command))
     with open_typed_set(specs, selection, opening, composition) as shards:
-        yield Subject(Snapshots(_samples_of(shards)), place=place)
+        class_names = _class_names_of(composition, shards)
+        yield Subject(
+            Snapshots(_samples_of(shards)), place=place, composition=composition, class_names=class_names
+        )
 
 
 @contextlib.contextmanager
@@ -501,7 +513,26 @@ def open_mount(mount: LiveMount, opening: Opening) -> Iterator[Subject]:
     with Renewal.begin(mount, opening) as renewal:
         has_same_paths = mount.options.layout == "samples" and not mount.options.merge
         place = Place(mount.mountpoint, "") if has_same_paths else None
-        yield Subject(renewal.snapshots, place, difference_from(mount), renewal)
+        composition = mount.options.composition
+        with in_directory(mount.directory) if composition.names_files else contextlib.nullcontext():
+            class_names = _class_names_of(composition, renewal.snapshots.tree.lower)
+        yield Subject(
+            renewal.snapshots, place, difference_from(mount), renewal, composition, class_names=class_names
+        )
+
+
+def _class_names_of(composition: Composition, shards: ShardSet) -> dict[str, str]:
+    """Return the names of classes by --class-names, or by a file `classes.txt` beside the first shard."""
+    path = composition.class_names
+    if path is None:
+        path = os.path.join(os.path.dirname(os.fsdecode(shards.shards[0].path)), "classes.txt")
+    try:
+        status = os.stat(path)
+        if stat.S_ISREG(status.st_mode) and status.st_size <= NAMES_MAX:
+            return read_class_names(path)
+    except (OSError, UsageError):
+        pass
+    return {}
 
 
 def difference_from(mount: LiveMount) -> str:

@@ -37,10 +37,11 @@ from wdsfs.errors import NoSuchEntry, NotADirectory, StaleShard, UsageError, Wds
 from wdsfs.index.record import Record
 from wdsfs.names import shown
 from wdsfs.pages.downloads import MEMBER_POLICY, Download, Downloads, requested_path, saved_as, suffix, text_of
-from wdsfs.pages.filters import Filter, Masks, Pace, Search
-from wdsfs.pages.grid import Grid, query_of
+from wdsfs.pages.filters import Filter
+from wdsfs.pages.grid import PAGE, WAIT_SECONDS, Grid, query_of
 from wdsfs.pages.preview import PLAYERS, Picture, Source, content_of, decoded, without_controls
 from wdsfs.pages.previewer import Previewer
+from wdsfs.pages.set_query import Neighbours, TableOfSet
 from wdsfs.pages.shown_set import File, FileOrigin, Snapshot, Subject
 from wdsfs.tree.statistics import UNREADABLE, Distribution
 
@@ -52,7 +53,7 @@ QUICK, SLOW = 8, 12  # threads that read the index, and threads that wait for by
 # Decoders whose files come first on the page of a sample.
 SEEN = ("picture", "video", "audio", "array", "arrays")
 
-SEARCHES = ("/", "/random", "/next", "/previous")  # which read files where values are looked for
+LIST_SECONDS = 20.0  # that a list waits for the table
 FINDINGS_MAX = 500  # findings that the page of problems lists
 SAMPLE_KINDS = ("split sample", "sample count")  # kinds of findings beside damage, which shards are listed with
 BYTES = ("/preview/", "/thumb/", "/snippet/")  # which read one file, and may wait for a slow shard
@@ -82,8 +83,8 @@ class Site:
         self._made: dict[Callable[[Snapshot], Any], tuple[tuple[int, int], Any]] = {}
         self._making = threading.Lock()  # once for all who ask meanwhile
         self._downloads = Downloads(self._with_source, self._slow, self._refused)
-        self._masks = Masks()
-        self._grid = Grid(self._masks, self._page, secrets.token_hex(4))
+        self.table = TableOfSet(subject)
+        self._grid = Grid(self.table, self._page, secrets.token_hex(4))
         loader = jinja2.FileSystemLoader(_HERE / "templates")
         self._templates = jinja2.Environment(
             loader=loader, autoescape=True, trim_blocks=True, undefined=jinja2.StrictUndefined
@@ -93,8 +94,9 @@ class Site:
         self.app = Starlette(routes=[*self._routes()])
 
     def close(self) -> None:
-        """End the processes that decode."""
+        """End the processes that decode, and the table."""
         self._previewer.close()
+        self.table.close()
 
     def _routes(self) -> list[Route | Mount]:
         quick: dict[str, PageMaker] = {
@@ -123,14 +125,7 @@ class Site:
 
     def _answering(self, answer: PageMaker, limiter: anyio.CapacityLimiter) -> Any:
         async def endpoint(request: Request) -> Response:
-            work = functools.partial(self._answered, answer, request)
-            reads = request.url.path in SEARCHES and request.query_params.get("column")
-            request.state.gone = threading.Event()
-            async with anyio.create_task_group() as waiting:
-                waiting.start_soon(_wait_for_the_end, request)
-                response = await anyio.to_thread.run_sync(work, limiter=self._slow if reads else limiter)
-                waiting.cancel_scope.cancel()
-            return response
+            return await anyio.to_thread.run_sync(self._answered, answer, request, limiter=limiter)
 
         return endpoint
 
@@ -162,11 +157,15 @@ class Site:
         def question(now: Snapshot) -> _Lines:
             if version not in (None, now.version):
                 raise StaleShard("the set has changed while its keys were listed")
-            search = Search(self._masks, filter_, now, Pace())
-            return _Lines(search.key_lines(at), search.after, now.version)
+            self.table.follow(now)
+            if filter_ and not self.table.wait(now, filter_, LIST_SECONDS):
+                done, shards = self.table.progress_of(now, filter_)
+                raise UsageError(
+                    f"{done:,} of {counted(shards, 'shard')} are in the table so far; list them later"
+                )
+            return _Lines(*self.table.key_lines(now, filter_, at), now.version)
 
-        limiter = self._slow if filter_.column else self._quick
-        return await anyio.to_thread.run_sync(self._snapshots.answer, question, limiter=limiter)
+        return await anyio.to_thread.run_sync(self._snapshots.answer, question, limiter=self._slow)
 
     def _answered(self, answer: PageMaker, request: Request) -> Response:
         """Return the answer of one snapshot of the set, or the page of an error."""
@@ -174,9 +173,13 @@ class Site:
         if not request.url.path.startswith(BYTES) and renewal is not None:
             renewal.renew()
         try:
-            return self._snapshots.answer(lambda now: answer(now, request))
+            return self._snapshots.answer(functools.partial(self._asked, answer, request))
         except (WdsfsError, OSError) as error:
             return self._refused(error)
+
+    def _asked(self, answer: PageMaker, request: Request, now: Snapshot) -> Response:
+        self.table.follow(now)
+        return answer(now, request)
 
     def _refused(self, error: Exception) -> Response:
         """Return the page of an error."""
@@ -207,11 +210,10 @@ class Site:
         if not files:
             raise NoSuchEntry(f"{text_of(path)}: there is no such sample")
         number = now.number_at(path)
-        before = after = None
-        if number is not None and filter_:
-            before, after = f"/previous?{filter_.query(number=number)}", f"/next?{filter_.query(number=number)}"
-        elif number is not None:
-            before, after = f"/go?number={number - 1}", f"/go?number={number + 1}"
+        beside = Neighbours(None, None, None)
+        if number is not None:
+            self.table.wait(now, filter_, WAIT_SECONDS if filter_ else 0)
+            beside = self.table.neighbours(now, filter_, number)
         shard, _, key = path.partition(b"/")
         return self._page(
             "sample.html",
@@ -222,9 +224,9 @@ class Site:
             place=self._place,
             path_in_mount=self._path_in_mount(path),
             number=number,
-            before=before if number else None,
-            after=after if number is not None and number + 1 < now.total else None,
-            results=f"/?{filter_.query(at=number or 0)}" if filter_ else None,
+            before=None if beside.before is None else f"/go?{filter_.query(number=beside.before)}",
+            after=None if beside.after is None else f"/go?{filter_.query(number=beside.after)}",
+            results=f"/?{filter_.query(at=(beside.place or 0) // PAGE * PAGE)}" if filter_ else None,
             filter_text=filter_.text,
             class_=key.rpartition(b"/")[0],
         )
@@ -296,13 +298,6 @@ class Site:
                 made = make(now)
                 self._made[make] = now.version, made
         return cast(Value, made)
-
-
-async def _wait_for_the_end(request: Request) -> None:
-    """Note that nobody waits for the answer any more, when the client has closed its connection."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-    request.state.gone.set()
 
 
 def _picture_url(picture: Picture) -> str:

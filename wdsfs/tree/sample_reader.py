@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from wdsfs.door.urls import is_remote
-from wdsfs.errors import IndexUnusable, StaleShard
+from wdsfs.errors import IndexUnusable, ShardError, StaleShard
 from wdsfs.index.record import Record
 from wdsfs.inodes import MEMBER, position
 from wdsfs.tar.headers import BLOCK
@@ -61,8 +61,10 @@ class _ShardColumns:
         *("fd", "file", "order", "shard"),
     )
 
-    def __init__(self, lower: ShardSet, number: int, tag: int, shown: ShownNames) -> None:
-        order = samples_of(lower, number, tag)
+    def __init__(
+        self, lower: ShardSet, number: int, tag: int, shown: ShownNames, *, in_classes: bool = False
+    ) -> None:
+        order = samples_of(lower, number, tag, in_classes=in_classes)
         self.order: Any = order if isinstance(order, range) else np.ascontiguousarray(order).data
         record, plain = lower.record_and_plain(number, tag)
         self.shard = os.fsdecode(lower.shards[number].name)
@@ -188,10 +190,19 @@ class SampleReader:
 
     `lock` is held for every call of the set, which is for one thread at a time; reads that wait for a disk or the
     network are made without the lock. Reading from a shard that has changed since raises StaleShard.
+    `in_classes`: the samples are in the folders of their classes. `skip_unreadable`: a shard that cannot be read
+    has no samples; without it, its error is raised.
     """
 
-    def __init__(self, lower: ShardSet, lock: AbstractContextManager[Any]) -> None:
-        self._lower, self._lock, self._shown = lower, lock, ShownNames(View())
+    def __init__(
+        self,
+        lower: ShardSet,
+        lock: AbstractContextManager[Any],
+        *,
+        in_classes: bool = False,
+        skip_unreadable: bool = False,
+    ) -> None:
+        self._lower, self._lock, self._shown, self._in_classes = lower, lock, ShownNames(View()), in_classes
         self._columns: dict[int, _ShardColumns] = {}
         self._snapshot, self._old_at = -1, 0.0
         self._table = b""  # the key of the table of keys in the index
@@ -201,12 +212,18 @@ class SampleReader:
         self._tags, self._ends, self.shard_sizes = array("q"), array("q"), array("q")
         count, digest = 0, hashlib.blake2b(digest_size=16)
         for number in range(len(lower)):
-            summary = indexed(lower.summary, number)
-            count += summary.samples
-            self._tags.append(lower.tag(number))
+            size = tag = 0
+            try:
+                summary = indexed(lower.summary, number)
+                tag, size = lower.tag(number), summary.size
+                count += summary.samples
+                digest.update(summary.fingerprint.packed)
+            except ShardError:
+                if not skip_unreadable:
+                    raise
+            self._tags.append(tag)
             self._ends.append(count)
-            self.shard_sizes.append(summary.size)
-            digest.update(summary.fingerprint.packed)
+            self.shard_sizes.append(size)
         self.count = count
         self.digest = digest.digest()  # of what is read: the same in each process that opens the same set
 
@@ -286,7 +303,8 @@ class SampleReader:
         if monotonic() > self._old_at:
             self._lower.renew()
             self._old_at = monotonic() + RENEW_SECONDS
-        columns = indexed(_ShardColumns, self._lower, shard, self._tags[shard], self._shown)
+        tag, classes = self._tags[shard], self._in_classes
+        columns = indexed(_ShardColumns, self._lower, shard, tag, self._shown, in_classes=classes)
         if self._snapshot != self._lower.index.snapshot or len(self._columns) >= SHARDS_MAX:
             self._columns.clear()
             self._snapshot = self._lower.index.snapshot

@@ -1,0 +1,555 @@
+"""Questions about the table of the set: the samples that pass a filter, in any order, and counts of their values.
+
+DuckDB answers them, from what is in the table so far. A filter becomes SQL here: its values and texts are
+parameters, and its columns are looked up among those that there are.
+"""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import math
+import random
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+
+from wdsfs.errors import StaleShard, UsageError, bytes_text, several
+from wdsfs.names import readable
+from wdsfs.pages.filters import Condition, Filter, names_in
+from wdsfs.pages.shown_set import Snapshot, Subject
+from wdsfs.pages.table_maker import SIZES, WHOLE, Column, TableMaker
+from wdsfs.tree.table_rows import SIZE
+
+SECONDS = 10.0  # that a question may take
+LINES = 100_000  # samples that are listed at a time
+LISTED = 50  # columns that an error names
+VALUES_MAX = 100  # of a condition `in`
+BARS, TOP = 20, 20  # of a histogram, and values of a column by their number
+HISTOGRAMS_MAX, FEW = 12, 50  # columns with histograms, and values of a text that has one
+TEXTS_MAX = 30  # columns of texts whose values are counted
+CACHED_MAX = 32  # answers
+LABEL_MAX = 100  # characters
+CAPTIONS = ("txt", "caption", "text", "transcript", "json.caption", "json.text")
+_TRIMMED = "trim({}, ' \t\r\n')"
+
+
+class Progress(NamedTuple):
+    """The shards that can be read, those whose keys and sizes are in the table, and those with values.
+
+    `note` is a sentence about what stays out of the table, or empty.
+    """
+
+    shards: int
+    sized: int
+    valued: int
+    note: str
+
+    @property
+    def is_sized(self) -> bool:
+        """True if keys and sizes of all shards are there."""
+        return self.sized == self.shards
+
+    @property
+    def is_complete(self) -> bool:
+        """True if all values are there."""
+        return self.valued == self.shards
+
+
+@dataclass(frozen=True, slots=True)
+class HistogramBar:
+    """Samples with one value, or with those of a range; `condition` chooses them."""
+
+    label: str
+    count: int
+    condition: Condition
+    is_chosen: bool
+
+
+class Histogram(NamedTuple):
+    """Counts of samples by the values of a column; `low` and `high` are the ends of the axis of numbers.
+
+    `missing` counts samples without a value, `rest` those whose values have no bar.
+    """
+
+    column: str
+    kind: str
+    bars: tuple[HistogramBar, ...]
+    missing: int
+    rest: int
+    low: str = ""
+    high: str = ""
+
+
+class Neighbours(NamedTuple):
+    """The place of a sample in a result (None if it is not there), and the numbers of the samples beside it."""
+
+    place: int | None
+    before: int | None
+    after: int | None
+
+
+class TableOfSet:
+    """The table of the set, made in the background since the first snapshot that `follow` is told.
+
+    Numbers of samples are those of the snapshot that is asked about. Questions raise UsageError for columns that
+    are not there, values that do not fit, and where an answer would need too much time or memory.
+    """
+
+    def __init__(self, subject: Subject) -> None:
+        self._maker = TableMaker(subject)
+        self._class_names = subject.class_names
+        self._cache: OrderedDict[Any, Any] = OrderedDict()
+        self._lock = threading.Lock()
+        self.close, self.follow = self._maker.close, self._maker.follow
+
+    # --- what is there
+
+    def progress(self, now: Snapshot) -> Progress:
+        """Return how much of a snapshot is in the table."""
+        shards = list(now.readable)
+        numbers = {self._maker.number_of(now, shard) for shard in shards}
+        sized, valued = (len(numbers & self._maker.done[table]) for table in (SIZES, WHOLE))
+        return Progress(len(shards), sized, valued, self._maker.problem)
+
+    def progress_of(self, now: Snapshot, filter_: Filter) -> tuple[int, int]:
+        """Return how many shards are in what answers a filter, and how many there are."""
+        progress = self.progress(now)
+        return (progress.valued if self._table_of(filter_) == WHOLE else progress.sized), progress.shards
+
+    def wait(self, now: Snapshot, filter_: Filter, seconds: float) -> bool:
+        """Wait until the table can answer a filter for the whole set; return whether it can."""
+
+        def is_there() -> bool:
+            done, shards = self.progress_of(now, filter_)
+            return done == shards
+
+        return self._maker.wait_until(is_there, seconds)
+
+    def columns(self) -> list[Column]:
+        """Return the columns of the table so far."""
+        return list(self._maker.columns.values())
+
+    def caption_column(self) -> str | None:
+        """Return the column with a text about the sample; None if there is none."""
+        return next((name for name in CAPTIONS if name in self._maker.columns), None)
+
+    def class_column(self) -> str | None:
+        """Return the first column with classes; None if there is none."""
+        return next((column.name for column in self.columns() if column.kind == "class"), None)
+
+    def class_name(self, value: object) -> str | None:
+        """Return the name of a class; None if it has none."""
+        return self._class_names.get(str(value))
+
+    # --- samples
+
+    def total(self, now: Snapshot, filter_: Filter) -> int:
+        """Count the samples that pass."""
+        return int(self._ask(now, filter_, "SELECT count(*) {rows}")[0][0]) if filter_ else now.total
+
+    def numbers(self, now: Snapshot, filter_: Filter, at: int, count: int) -> list[int]:
+        """Return the numbers of `count` samples of the result, from the place `at` on."""
+        if not filter_:
+            return list(range(at, min(at + count, now.total)))
+        return self._page(now, filter_, *self._order(filter_), at, count)
+
+    def drawn(self, now: Snapshot, filter_: Filter, seed: int, at: int, count: int) -> list[int]:
+        """Return the numbers of samples that pass in the random order of a seed, from the place `at` on."""
+        if not filter_:
+            return list(itertools.islice(draws(now.total, seed), at, at + count))
+        return self._page(now, filter_, "hash(number, ?::BIGINT)", [seed], at, count)
+
+    def _page(
+        self, now: Snapshot, filter_: Filter, order: str, parameters: list[Any], at: int, count: int
+    ) -> list[int]:
+        query = f"SELECT number {{rows}} ORDER BY {order} LIMIT ? OFFSET ?"
+        return [row[0] for row in self._ask(now, filter_, query, after=[*parameters, count, at])]
+
+    def neighbours(self, now: Snapshot, filter_: Filter, number: int) -> Neighbours:
+        """Return the place of a sample in the result, and the samples before and after it."""
+        if not filter_:
+            return Neighbours(
+                number, number - 1 if number else None, number + 1 if number + 1 < now.total else None
+            )
+        order, parameters = self._order(filter_)
+        query = (
+            f"SELECT position - 1, before, after FROM (SELECT number, row_number() OVER ordered AS position, "
+            "lag(number) OVER ordered AS before, lead(number) OVER ordered AS after {rows} "
+            f"WINDOW ordered AS (ORDER BY {order})) WHERE number = ?"
+        )
+        rows = self._ask(now, filter_, query, after=[*parameters, number])
+        if rows:
+            return Neighbours(*rows[0])
+        # A sample outside of the result has its place in the order of the set.
+        query = "SELECT max(number) FILTER (number < $1), min(number) FILTER (number > $1) {rows}".replace(
+            "$1", "?"
+        )
+        return Neighbours(None, *self._ask(now, filter_, query, before=[number, number])[0])
+
+    def values(
+        self, now: Snapshot, numbers: Sequence[int], names: Sequence[str]
+    ) -> dict[int, dict[str, int | float | str | bool]]:
+        """Return the values of samples by their numbers and the names of columns, those that are there."""
+        columns = [self._maker.columns[name] for name in names if name in self._maker.columns]
+        shards = {now.shard_of(number) for number in numbers}
+        table = WHOLE if any(column.kind != "size" for column in columns) else SIZES
+        relation = self._shown(now, table, shards)
+        if not (columns and len(relation)):
+            return {}
+        fields = ", ".join(column.field for column in columns)
+        # The condition on shards leads to their rows.
+        query = f"""SELECT first + place AS number, {fields} FROM {table} JOIN shown USING (shard)
+            WHERE list_contains(?, shard) AND list_contains(?, number)"""
+        rows = self._run(query, [relation["shard"].to_pylist(), list(numbers)], relation)
+        return {
+            number: {
+                column.name: value for column, value in zip(columns, values, strict=True) if value is not None
+            }
+            for number, *values in rows
+        }
+
+    def key_lines(self, now: Snapshot, filter_: Filter, begin: int) -> tuple[bytes, int | None]:
+        """Return lines SHARD/KEY for `--keys` of samples that pass, from number `begin` on, and where to go on.
+
+        None is the end. Raises UsageError also for a key with a line end, ShardErrors.
+        """
+        end = min(begin + LINES, now.total)
+        numbers: Sequence[int] = range(begin, end)
+        if filter_:
+            query = "SELECT number {rows} AND number >= ? AND number < ? ORDER BY number"
+            shards = range(now.shard_of(begin), now.shard_of(max(end - 1, 0)) + 1) if end > begin else ()
+            numbers = [row[0] for row in self._ask(now, filter_, query, after=[begin, end], shards=shards)]
+        lines = []
+        for shard, some in itertools.groupby(numbers, now.shard_of):
+            name, first = now.shards[shard].name, now.first_of(shard)
+            for key in now.keys(shard, [number - first for number in some]):
+                if not {10, 13, 0}.isdisjoint(key):
+                    text = readable(name + b"/" + key)
+                    raise UsageError(f"{text}: a list cannot have this key, which has a line end")
+                lines.append(b"%s/%s\n" % (name, key))
+        return b"".join(lines), end if end < now.total else None
+
+    # --- counts of values
+
+    def histograms(self, now: Snapshot, filter_: Filter) -> list[Histogram]:
+        """Return histograms of classes, numbers, sizes, and texts with few values, for the samples that pass."""
+        histograms: list[Histogram] = self._cached(
+            ("histograms", filter_, now.version), lambda: self._histograms(now, filter_)
+        )
+        return histograms
+
+    def _histograms(self, now: Snapshot, filter_: Filter) -> list[Histogram]:
+        kinds: dict[str, list[Column]] = {kind: [] for kind in ("class", "number", "size", "truth", "text")}
+        for column in self.columns():
+            kinds[column.kind].append(column)
+        kinds["text"] = self._with_few_values(now, kinds["text"][:TEXTS_MAX])
+        most = {"class": 2, "number": 5, "size": 3, "truth": 2, "text": 3}
+        chosen = [column for kind, columns in kinds.items() for column in columns[: most[kind]]]
+        names = {condition.column for condition in filter_.conditions}
+        chosen += [column for column in self.columns() if column.name in names and column not in chosen]
+        chosen = chosen[:HISTOGRAMS_MAX]
+        numeric = [column for column in chosen if column.kind in ("number", "size")]
+        by_range = self._by_range(now, filter_, numeric) if numeric else {}
+        histograms = [by_range.get(column.name) or self._by_value(now, filter_, column) for column in chosen]
+        return [histogram for histogram in histograms if histogram.bars]
+
+    def top(self, now: Snapshot, filter_: Filter, name: str) -> Histogram:
+        """Return the most frequent values of a column."""
+        return self._by_value(now, filter_, self._column(name))
+
+    def _with_few_values(self, now: Snapshot, columns: list[Column]) -> list[Column]:
+        """Return the columns that have few values in all samples."""
+        if not columns:
+            return []
+
+        def count() -> tuple[int, ...]:
+            counts = ", ".join(f"approx_count_distinct({column.field})" for column in columns)
+            return tuple(self._ask(now, Filter(), f"SELECT {counts} {{rows}}", needs=columns)[0])
+
+        counts = self._cached(("few", now.version, len(columns)), count)
+        return [column for column, values in zip(columns, counts, strict=True) if 0 < values <= FEW]
+
+    def _by_range(self, now: Snapshot, filter_: Filter, columns: Sequence[Column]) -> dict[str, Histogram]:
+        """Return histograms of numbers, by their columns."""
+        fields = [
+            f"min({field}) FILTER ({finite}), max({field}) FILTER ({finite}), count({field})"
+            for field, finite in map(_double, columns)
+        ]
+        query = f"SELECT count(*), {', '.join(fields)} {{rows}}"
+        total, *ends = self._ask(now, filter_, query, needs=columns)[0]
+        edges = [_edges(column, *ends[3 * at : 3 * at + 2]) for at, column in enumerate(columns)]
+        fields = [f"histogram({field}, ?::DOUBLE[]) FILTER ({finite})" for field, finite in map(_double, columns)]
+        # A bin of DuckDB ends with a number that belongs to it, a bar before one that does not.
+        bins = [[math.nextafter(edge, -math.inf) for edge in some[1:]] for some in edges]
+        counts = self._ask(now, filter_, f"SELECT {', '.join(fields)} {{rows}}", before=bins, needs=columns)[0]
+        histograms = {}
+        for at, column in enumerate(columns):
+            low, high, present = ends[3 * at : 3 * at + 3]
+            bars = []
+            for edge, end, last in zip(edges[at], edges[at][1:], bins[at], strict=False):
+                condition = Condition(column.name, "range", f"{edge:.15g}..{end:.15g}")
+                label, is_chosen = _number_text(column, edge), condition in filter_.conditions
+                bars.append(HistogramBar(label, (counts[at] or {}).get(last, 0), condition, is_chosen))
+            rest = present - sum(bar.count for bar in bars)
+            ends_text = [_number_text(column, end) for end in (low, high) if end is not None] or ["", ""]
+            histograms[column.name] = Histogram(
+                column.name, column.kind, tuple(bars), total - present, rest, *ends_text
+            )
+        return histograms
+
+    def _by_value(self, now: Snapshot, filter_: Filter, column: Column) -> Histogram:
+        value = _TRIMMED.format(column.field) if pa.types.is_string(column.type) else column.field
+        query = f"SELECT {value}, count(*) {{rows}} GROUP BY 1 ORDER BY 2 DESC, 1 LIMIT ?"
+        rows = self._ask(now, filter_, query, after=[TOP + 1], needs=[column])
+        query = f"SELECT count({column.field}), count(*) - count({column.field}) {{rows}}"
+        [(present, missing)] = self._ask(now, filter_, query, needs=[column])
+        bars = []
+        for answer, count in [row for row in rows if row[0] is not None][:TOP]:
+            text = str(answer).lower() if isinstance(answer, bool) else str(answer)
+            condition = Condition(column.name, "=", text)
+            named = self.class_name(text) if column.kind == "class" else None
+            label = (text if named is None else f"{text} {named}")[:LABEL_MAX]
+            bars.append(HistogramBar(label, count, condition, condition in filter_.conditions))
+        rest = present - sum(bar.count for bar in bars)
+        return Histogram(column.name, column.kind, tuple(bars), missing, rest)
+
+    # --- SQL
+
+    def _table_of(self, filter_: Filter) -> str:
+        """Return the table that has the columns of a filter."""
+        names = [condition.column for condition in filter_.conditions] + [filter_.order] * bool(filter_.order)
+        return SIZES if all(name.startswith(SIZE) for name in names) else WHOLE
+
+    def _column(self, name: str) -> Column:
+        """Return a column. Raises UsageError."""
+        column = self._maker.columns.get(_unicode(name))
+        if column is None:
+            names = list(self._maker.columns)
+            if name.startswith(SIZE):  # the name of a file, which `has` takes
+                names = [other.removeprefix(SIZE) for other in names if other.startswith(SIZE)]
+            listed = several(sorted(names), LISTED) or "none"
+            raise UsageError(
+                f"No sample has a column {_unicode(name).removeprefix(SIZE)}. Columns of this set: {listed}."
+            )
+        return column
+
+    def _order(self, filter_: Filter) -> tuple[str, list[Any]]:
+        """Return the order of a result as SQL, and its parameters."""
+        if filter_.order:
+            field = self._column(filter_.order).field
+            return f"{field} {'DESC' if filter_.down else 'ASC'} NULLS LAST, number", []
+        if filter_.q:  # a sample with exactly this key comes first
+            return "key = ? DESC, number", [_text(filter_.q)]
+        return "number", []
+
+    def _where(self, filter_: Filter) -> tuple[str, list[Any]]:
+        """Return the conditions of a filter as SQL, and their parameters. Raises UsageError."""
+        texts, parameters = ["true"], list[Any]()
+        if filter_.order:
+            self._column(filter_.order)
+        if filter_.q:
+            texts.append("contains(key, ?)")
+            parameters.append(_text(filter_.q))
+        if filter_.class_:
+            texts.append("starts_with(key, ?)")
+            parameters.append(_text(filter_.class_) + "/")
+        for names, word in ((filter_.has, "NOT NULL"), (filter_.lacks, "NULL")):
+            texts += [f"{self._column(SIZE + name).field} IS {word}" for name in sorted(names_in(names))]
+        for condition in filter_.conditions:
+            text, more = self._condition(condition)
+            texts.append(f"({text})")
+            parameters += more
+        return " AND ".join(texts), parameters
+
+    def _condition(self, condition: Condition) -> tuple[str, list[Any]]:
+        """Return a condition as SQL, and its parameters. Raises UsageError."""
+        column, op, value = self._column(condition.column), condition.op, _unicode(condition.value)
+        field = column.field
+        if op in ("present", "missing"):
+            return f"{field} IS {'NOT ' * (op == 'present')}NULL", []
+        if op == "~":
+            return f"contains(lower({field}::VARCHAR), ?)", [value.lower()]
+        if op == "range":
+            low, dots, high = value.partition("..")
+            if not dots:
+                raise UsageError(f"{value}: is no range; type FIRST..END, such as 3..5")
+            return f"{field} >= ? AND {field} < ?", [_operand(column, low), _operand(column, high)]
+        if op in ("=", "!=", "in"):
+            values = next(csv.reader([value], skipinitialspace=True), []) if op == "in" else [value]
+            if len(values) > VALUES_MAX:
+                raise UsageError(
+                    f"{len(values)} values are too many for a condition; at most {VALUES_MAX} are allowed"
+                )
+            tests = [self._equals(column, value) for value in values]
+            text = " OR ".join(text for text, _ in tests) or "false"
+            return (f"NOT ({text})" if op == "!=" else text), [value for _, more in tests for value in more]
+        return f"{field} {op} ?", [_operand(column, value)]
+
+    def _equals(self, column: Column, value: str) -> tuple[str, list[Any]]:
+        """Return the test for a value as SQL, and its parameters; `*` stands for any text, a class has a name."""
+        field, is_text = column.field, pa.types.is_string(column.type)
+        if column.kind == "class" and (
+            labels := [key for key, name in self._class_names.items() if name == value]
+        ):
+            return f"list_contains(?, {field}::VARCHAR)", [[*labels, value]]
+        if "*" in value:
+            escaped = value.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_").replace("*", "%")
+            return f"{_TRIMMED.format(f'{field}::VARCHAR')} LIKE ? ESCAPE '\\'", [escaped]
+        if not is_text:
+            return f"{field} = ?", [_operand(column, value)]
+        number = _number(value)
+        if number is None:
+            return f"{_TRIMMED.format(field)} = ?", [value]
+        return f"{_TRIMMED.format(field)} = ? OR TRY_CAST({field} AS DOUBLE) = ?", [value, float(number)]
+
+    def _ask(
+        self,
+        now: Snapshot,
+        filter_: Filter,
+        query: str,
+        *,
+        before: Sequence[Any] = (),
+        after: Sequence[Any] = (),
+        needs: Collection[Column] = (),
+        shards: Collection[int] | None = None,
+    ) -> list[Any]:
+        """Return the answer to a query, where `{rows}` is FROM and WHERE of the samples that pass.
+
+        `before` and `after` are the parameters that stand there; `needs` are further columns that are used.
+        """
+        table = self._table_of(filter_)
+        table = WHOLE if any(column.kind != "size" for column in needs) else table
+        relation = self._shown(now, table, shards)
+        if filter_.shard:
+            takes = [filter_.takes_shard(now.shards[shard].name) for shard in relation["at"].to_pylist()]
+            relation = relation.filter(pa.array(takes, pa.bool_()))
+        where, parameters = self._where(filter_)
+        rows = f"FROM (SELECT *, first + place AS number FROM {table} JOIN shown USING (shard)) WHERE {where}"
+        return self._run(query.replace("{rows}", rows), [*before, *parameters, *after], relation)
+
+    def _shown(self, now: Snapshot, table: str, shards: Collection[int] | None = None) -> Any:
+        """Return the shards of a snapshot that a table has, with the numbers of their first samples."""
+
+        def make() -> Any:
+            done, rows = self._maker.done[table], []
+            for at in now.readable if shards is None else shards:
+                number = self._maker.number_of(now, at)
+                if number is not None and number in done:
+                    rows.append((number, now.first_of(at), at))
+            columns = np.array(rows, np.int64).reshape(len(rows), 3).T
+            return pa.table({"shard": columns[0].astype(np.int32), "first": columns[1], "at": columns[2]})
+
+        return self._cached(("shown", table, now.version), make) if shards is None else make()
+
+    def _run(self, query: str, parameters: Sequence[Any], shown: Any) -> list[Any]:
+        """Return the rows of a query. Raises UsageError when it takes too long, or too much memory."""
+        with self._maker.database.cursor() as cursor:
+            cursor.register("shown", shown)
+            timer = threading.Timer(SECONDS, cursor.interrupt)
+            timer.daemon = True
+            timer.start()
+            try:
+                return cursor.execute(query, parameters).fetchall()  # type: ignore[no-any-return]
+            except duckdb.InterruptException:
+                raise UsageError(
+                    f"the answer takes longer than {SECONDS:.0f} seconds; choose fewer samples"
+                ) from None
+            except duckdb.OutOfMemoryException:
+                raise UsageError(
+                    "the answer needs more memory than the table may have; choose fewer samples"
+                ) from None
+            except duckdb.CatalogException:
+                raise StaleShard("the table gets another column at this moment") from None
+            finally:
+                timer.cancel()
+
+    def _cached(self, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
+        """Return an answer, which is made once for each state of the table."""
+        key = (*key, self._maker.state)
+        with self._lock:
+            if key in self._cache:
+                self._cache.move_to_end(key)
+                return self._cache[key]
+        answer = make()
+        with self._lock:
+            self._cache[key] = answer
+            while len(self._cache) > CACHED_MAX:
+                self._cache.popitem(last=False)
+        return answer
+
+
+def draws(total: int, seed: int) -> Iterator[int]:
+    """Yield every number below `total` once, in a random order, which is the same for the same seed."""
+    generator, moved = random.Random(seed), dict[int, int]()
+    for at in range(total):
+        place = generator.randrange(at, total)
+        yield moved.get(place, place)
+        moved[place] = moved.pop(at, at)
+
+
+def _unicode(text: str) -> str:
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
+def _text(key: bytes) -> str:
+    """Return bytes of a key as the table has them."""
+    return key.decode("utf-8", "backslashreplace")
+
+
+def _number(text: str) -> int | float | None:
+    """Return the number that a text is, whole ones of 64 bits as such; None if it is none."""
+    for kind in (int, float):
+        try:
+            number = kind(text)
+        except ValueError:
+            continue
+        if not isinstance(number, int) or -(1 << 63) <= number < 1 << 63:
+            return number
+    return None
+
+
+def _operand(column: Column, text: str) -> Any:
+    """Return a value that is compared with those of a column. Raises UsageError."""
+    if pa.types.is_string(column.type):
+        return text
+    if pa.types.is_boolean(column.type):
+        if text.lower() not in ("true", "false"):
+            raise UsageError(f"{text or 'nothing'}: {column.name} is true or false")
+        return text.lower() == "true"
+    number = _number(text)
+    if number is None:
+        raise UsageError(f"{text or 'nothing'}: is no number, and {column.name} has numbers")
+    return number
+
+
+def _double(column: Column) -> tuple[str, str]:
+    """Return the values of a column as SQL, and the test whether one can be drawn."""
+    return f"{column.field}::DOUBLE", f"isfinite({column.field}::DOUBLE)"
+
+
+def _edges(column: Column, low: float | None, high: float | None) -> list[float]:
+    """Return the ends of the bars of a histogram: round numbers, of sizes powers of two; none without values."""
+    if low is None or high is None:
+        return [0.0]
+    if column.kind == "size":
+        first, last = (int(size).bit_length() for size in (low, high))
+        width = -(-(last - first + 1) // BARS)
+        return [float((1 << bits) >> 1) for bits in range(first, last + width + 1, width)]
+    raw = max(high / BARS - low / BARS, 1e-9 * max(abs(low), abs(high))) if low < high else abs(high) or 1.0
+    power = 10.0 ** math.floor(math.log10(max(raw, 1e-300)))
+    step = next(times * power for times in (1, 2, 2.5, 5, 10, 20) if times * power >= raw)
+    if pa.types.is_integer(column.type):
+        step = float(max(math.ceil(step), 1))
+    begin, end = math.floor(low / step), math.floor(high / step) + 1
+    return [float(f"{number * step:.15g}") for number in range(begin, end + 1)]
+
+
+def _number_text(column: Column, number: float) -> str:
+    return bytes_text(int(number)) if column.kind == "size" else f"{number:,.6g}"
