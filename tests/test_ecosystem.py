@@ -332,6 +332,26 @@ def test_pytorch_loads_mounts_in_several_processes(
     assert {label == number_in(path) for path, label in numbers["labels"]} == {True}
 
 
+def test_pytorch_trains_in_the_order_of_shuffle(program: Program, written: Path) -> None:
+    """The same one however workers start; each sample once although all ranks are killed and others go on."""
+    need_tool("torch")
+    shards = f"{written}/t-{SHARDS}"
+    jobs: list[dict[str, Any]] = [{"start": start} for start in ("fork", "spawn")]
+    jobs += [{"persistent": True}, {"ranks": [1, 4]}, {"ranks": [2, 1]}]
+    *epochs, more, fewer = run_script(program, "training", [{"shards": shards, **job} for job in jobs])
+    assert epochs[1:] == epochs[:-1]
+    assert len({json.dumps(epoch) for epoch in epochs[0]}) == 2
+    for keys in (*([key for batch in epoch for key in batch] for epoch in epochs[0]), more, fewer):
+        assert sorted(keys) == sorted(original())
+
+
+def test_a_stateful_loader_resumes_on_other_ranks(program: Program, written: Path) -> None:
+    need_tool("torchdata")
+    jobs = [{"shards": f"{written}/t-{SHARDS}", "stateful": True, "ranks": ranks} for ranks in ([1, 4], [2, 1])]
+    for keys in run_script(program, "training", jobs):
+        assert sorted(keys) == sorted(original())
+
+
 # --- Megatron-Energon ----------------------------------------------------------------------------------------
 
 
