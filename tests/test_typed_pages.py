@@ -83,8 +83,6 @@ def test_a_section_can_be_typed(program: Program, shards: dict[str, list[Path]],
     data = program.directory("data")
     for shard in shards[name]:
         shutil.copy(shard, data)
-    if title == "Megatron-Energon":
-        type_section(program, name, "webdataset", data)
     type_section(program, name, title, data)
     assert not os.path.ismount(program.mountpoint), "the section does not unmount"
 

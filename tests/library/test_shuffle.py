@@ -7,6 +7,8 @@ import hashlib
 import itertools
 import json
 import pickle
+import re
+import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,9 @@ from hypothesis import strategies as st
 import wdsfs
 from tests import tars
 from tests.bounded import bounded
+from tests.conftest import ROOT, Program
 from tests.library.conftest import expected
+from tests.peers import LONG_PATIENCE, TOOLS, environment_of, need_tool
 from tests.thorough import examples
 from wdsfs.tree import sample_order
 
@@ -360,3 +364,29 @@ def test_a_mix_is_a_data_set(shards: str) -> None:
         for weights in wrong:
             with pytest.raises(wdsfs.UsageError, match="mix"):
                 wdsfs.Mix(weights)
+
+
+def test_the_page_can_be_typed(program: Program) -> None:
+    need_tool("torch")
+    page = (ROOT / "docs/how-to/train.md").read_text()
+    blocks = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    for number in range(3):
+        names = [b"k%d.%s" % (at, name) for at in range(4 * number, 4 * number + 4) for name in (b"cls", b"txt")]
+        (program.home / f"train-{number}.tar").write_bytes(tars.tar(*(tars.member(name, b"1") for name in names)))
+    (program.home / "page.py").write_text("\n".join(blocks))
+    done = subprocess.run(
+        [TOOLS / "bin/python", "page.py"],
+        cwd=program.home,
+        env={**environment_of(program), "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=LONG_PATIENCE,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = [(line.partition("[")[0], re.findall(r"'(k\d+)'", line)) for line in done.stdout.splitlines()]
+    assert [start for start, _ in lines] == ["0 "] * 3 + ["1 "] * 3 + ["0 2 batches are left"] + [""] * 6
+    epochs = [[key for _, keys in lines[at : at + 3] for key in keys] for at in (0, 3)]
+    assert sorted(epochs[0]) == sorted(epochs[1]) == sorted(f"k{number}" for number in range(12))
+    assert lines[7][1] + lines[8][1] == epochs[0][8:], "what was left"
+    assert sorted(collections.Counter(key for _, keys in lines[9:] for key in keys).values())[-4:] == [2, 2, 2, 2]
