@@ -234,7 +234,7 @@ def test_many_are_read_in_the_order_of_the_shards(samples: wdsfs.Samples, monkey
     numbers: list[int] = []
     sample = sample_reader.SampleReader.sample
     monkeypatch.setattr(
-        sample_reader.SampleReader, "sample", lambda self, at: numbers.append(at) or sample(self, at)
+        sample_reader.SampleReader, "sample", lambda self, at, **how: numbers.append(at) or sample(self, at, **how)
     )
     assert [one["__key__"] for one in samples[[9, 2, 11, 2]]] == [EXPECTED[at]["__key__"] for at in (9, 2, 11, 2)]
     assert numbers == [2, 2, 9, 11]

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, SupportsIndex, TypeAlias, Unpack, overload
 
-from wdsfs.errors import NoSuchEntry, StaleShard, UsageError
+from wdsfs.errors import NoSuchEntry, ShardError, StaleShard, UsageError
 from wdsfs.library.opened_set import Closed, OfSet, OpenedSet, SetOptions, Shards, texts
 from wdsfs.tree.sample_decoder import Decoder, SampleDecoder
 from wdsfs.tree.sample_reader import RESERVED, SampleReader
@@ -71,6 +71,15 @@ class Samples(OfSet, Sequence[Sample]):
 
     def _decoded(self, sample: Sample) -> Sample:
         return sample if self._decoder is None else self._decoder.decode(sample)
+
+    def will_read(self, first: int, stop: int) -> None:
+        """Begin to read the samples from number `first` to before `stop`, so that they are there when asked for.
+
+        Returns at once. The bytes go to the page cache, those of a store to the cache of the node: all processes
+        of the node share them. It is only a hint: what cannot be read raises where it is asked for.
+        """
+        with contextlib.suppress(ShardError):
+            self._reader.will_read(range(max(first, 0), min(stop, self._count)))
 
     def _checked(self, number: SupportsIndex) -> int:
         """Return the number of a sample, which may be counted from the end. Raises IndexError, TypeError."""

@@ -138,11 +138,20 @@ class ShardFile:
             return
         start = max(self.ahead, self.front)
         self.ahead = start + READ_AHEAD // 2
-        fd = self.source
-        assert isinstance(fd, int)  # compressed shards have no readahead
-        # The kernel cuts each of these to what it would read ahead by itself, so in small steps.
-        for step in range(start, self.ahead, STEP):
-            os.posix_fadvise(fd, step, STEP, os.POSIX_FADV_WILLNEED)
+        self.will_need(start, self.ahead)
+
+    def will_need(self, begin: int, end: int) -> None:
+        """Begin to bring these bytes into the page cache, those of a remote shard into the cache; do not wait.
+
+        Compressed shards have no readahead.
+        """
+        if self.remote is not None:
+            self.remote.will_need(begin, end)
+        elif isinstance(self.source, int):
+            # The kernel cuts each of these to what it would read ahead by itself, so in small steps.
+            end = min(end, source.size_of(self.source))  # a header may claim more
+            for step in range(begin, end, STEP):
+                os.posix_fadvise(self.source, step, min(STEP, end - step), os.POSIX_FADV_WILLNEED)
 
     @property
     def descriptors(self) -> int:

@@ -21,8 +21,8 @@ from time import monotonic
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from wdsfs.door.urls import is_remote
 from wdsfs.errors import IndexUnusable, ShardError, StaleShard
 from wdsfs.index.record import Record
 from wdsfs.inodes import MEMBER, position
@@ -42,6 +42,8 @@ from wdsfs.tree.view_content import OWN, SHARD
 # Gaps up to this size (bytes) between columns of a sample are read with them; larger in a store, where each
 # request costs more.
 GAP, REMOTE_GAP = 32 << 10, 256 << 10
+# Samples of a list, and bytes of a range, that are asked of the disk or the network at a time.
+AHEAD_MAX, AHEAD_BYTES = 1024, 128 << 20
 SHARDS_MAX = 16384  # shards whose columns are kept in memory, 3 KB each
 
 TEXT = ("utf-8", "surrogateescape")
@@ -56,8 +58,8 @@ class _ShardColumns:
     """The samples of a shard as columns of its record, and the open shard; valid as long as both are."""
 
     __slots__ = (
-        *("_aliased", "_body", "_direct", "_entry_member", "_extension", "_folder", "_head", "_is_view", "_names"),
-        *("_record", "_rows", "_shift", "_shown", "_size", "_starts", "_text", "_watched"),
+        *("_aliased", "_body", "_direct", "_entry_member", "_extension", "_folder", "_gap", "_head", "_is_view"),
+        *("_names", "_record", "_rows", "_shift", "_shown", "_size", "_starts", "_text", "_watched"),
         *("fd", "file", "order", "shard"),
     )
 
@@ -81,6 +83,7 @@ class _ShardColumns:
         self._head, self._body = plain.column["member.head"], plain.column["member.body"]
         self._direct = _is_direct(record) and _is_direct(plain)
         self.file = lower.plain.opened(number)
+        self._gap = GAP if self.file.remote is None else REMOTE_GAP
         self.fd = self.file.source if isinstance(self.file.source, int) else None
         self._watched = self.file.shard if isinstance(self.file.shard, int) else None
 
@@ -130,6 +133,26 @@ class _ShardColumns:
             pieces.sort(key=operator.itemgetter(1))
         return pieces
 
+    def ranges(self, first: int, stop: int) -> list[tuple[int, int]]:
+        """Return the ranges (bytes) of samples by their places in the shard, those of its own bytes."""
+        if not self._direct or first >= stop:
+            return []
+        entries = np.asarray(self.order[first:stop], np.int64)
+        begins = _taken(self._entry_member, entries)
+        counts = _taken(self._entry_member, entries + 1) - begins
+        members = np.repeat(begins - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
+        rows = _taken(self._rows, members) if self._is_view else members
+        own = rows >> self._shift == OWN
+        if not own.any():
+            return []
+        rows = rows[own]
+        starts = (_taken(self._head, rows) + _taken(self._body, rows)) * BLOCK
+        order = np.argsort(starts, kind="stable")
+        starts, ends = starts[order], (starts + _taken(self._size, members[own]))[order]
+        cuts = np.flatnonzero(starts[1:] - ends[:-1] > self._gap)
+        firsts, lasts = starts[np.append(0, cuts + 1)], ends[np.append(cuts, len(ends) - 1)]
+        return list(zip(firsts.tolist(), lasts.tolist(), strict=True))
+
     def read_cached(self, pieces: list[ColumnRange], sample: Sample, scratch: memoryview) -> bool:
         """Add the columns to a sample if that takes one read, without waiting for a disk. Raises StaleShard."""
         begin, fd = pieces[0][1], self.fd
@@ -152,10 +175,9 @@ class _ShardColumns:
 
     def reads(self, pieces: list[ColumnRange]) -> list[_RangeRead]:
         """Return the reads that bring the columns of a sample: one, unless too much lies between them."""
-        gap = GAP if self.file.remote is None else REMOTE_GAP
         runs: list[list[ColumnRange]] = []
         for piece in pieces:
-            if runs and piece[1] - runs[-1][-1][2] <= gap and piece[2] - runs[-1][0][1] <= SAMPLE_MAX:
+            if runs and piece[1] - runs[-1][-1][2] <= self._gap and piece[2] - runs[-1][0][1] <= SAMPLE_MAX:
                 runs[-1].append(piece)
             else:
                 runs.append([piece])
@@ -173,6 +195,11 @@ class _RangeRead(NamedTuple):
         data, base = content_module.read(self.content, 0, self.content.size), self.content.data
         for name, start, stop in self.pieces:
             sample[name] = data[start - base : stop - base]
+
+
+def _taken(column: Any, at: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the values at these places of a column, whose numbers may be small."""
+    return np.asarray(column)[at].astype(np.int64)
 
 
 def _are_near(pieces: list[ColumnRange]) -> bool:
@@ -207,7 +234,6 @@ class SampleReader:
         self._snapshot, self._old_at = -1, 0.0
         self._table = b""  # the key of the table of keys in the index
         self._scratch = memoryview(bytearray(READ_MAX))
-        self._is_remote = any(is_remote(shard.path) for shard in lower.shards)
         # Of each shard: the tag of its content, the number after its last sample, and its size in bytes.
         self._tags, self._ends, self.shard_sizes = array("q"), array("q"), array("q")
         count, digest = 0, hashlib.blake2b(digest_size=16)
@@ -243,8 +269,13 @@ class SampleReader:
 
     # --- reading
 
-    def sample(self, number: int, is_read: Callable[[str], bool] | None = None) -> Sample:
-        """Return the sample with this number, which exists: all columns or those `is_read`. Raises ShardErrors."""
+    def sample(
+        self, number: int, is_read: Callable[[str], bool] | None = None, *, is_ahead: bool = False
+    ) -> Sample:
+        """Return the sample with this number, which exists: all columns or those `is_read`. Raises ShardErrors.
+
+        `is_ahead`: where that would wait for a disk or the network, only begin to read; return {}.
+        """
         ends = self._ends
         shard = bisect_right(ends, number)
         with self._lock:
@@ -258,6 +289,10 @@ class SampleReader:
                 members = [member for member in members if is_read(columns.name(member))]
             if pieces and columns.read_cached(pieces, sample, self._scratch):
                 return sample
+            if is_ahead:
+                for content, _ in columns.reads(pieces):
+                    content.file.will_need(content.data, content.data + min(content.size, SAMPLE_MAX))
+                return {}
             reads = columns.reads(pieces) if pieces else indexed(self._parts, shard, members, sample)
             for read in reads:
                 sample.update((name, b"") for name, _, _ in read.pieces)  # in the order of the shard
@@ -275,23 +310,30 @@ class SampleReader:
         """Return the samples with these numbers, read in the order of the shards. Raises ShardErrors."""
         samples: list[Sample] = [{}] * len(numbers)
         order = sorted(range(len(numbers)), key=numbers.__getitem__)
-        self._announce(sorted(set(numbers)))
-        for at in order:
-            samples[at] = self.sample(numbers[at])
+        for begin in range(0, len(order), AHEAD_MAX):
+            some = order[begin : begin + AHEAD_MAX]
+            for at in some:
+                samples[at] = self.sample(numbers[at], is_ahead=True)
+            for at in some:
+                samples[at] = samples[at] or self.sample(numbers[at])
         return samples
 
-    def _announce(self, numbers: Sequence[int]) -> None:
-        """Announce all ranges that will be read, so that the network brings them at the same time."""
-        if not self._is_remote:
-            return
-        for number in numbers:
-            shard = bisect_right(self._ends, number)
+    def will_read(self, numbers: range) -> None:
+        """Begin to read the samples with these numbers, AHEAD_BYTES of them at most; do not wait.
+
+        Raises ShardErrors for shards that cannot be opened.
+        """
+        left = AHEAD_BYTES
+        for shard in range(bisect_right(self._ends, numbers.start), len(self._ends)):
+            own = self.numbers(shard)
+            if own.start >= numbers.stop or not left:
+                break
             with self._lock:
                 columns = self._opened(shard)
-                entry = columns.order[number - (self._ends[shard - 1] if shard else 0)]
-                for content, _ in columns.reads(columns.pieces(entry)):
-                    if content.file.remote is not None:
-                        content.file.remote.will_need(content.data, content.data + content.size)
+                first, stop = max(numbers.start, own.start) - own.start, min(numbers.stop, own.stop) - own.start
+                for begin, end in columns.ranges(first, stop):
+                    columns.file.will_need(begin, min(end, begin + left))
+                    left = max(left - (end - begin), 0)
 
     def _opened(self, shard: int) -> _ShardColumns:
         """Return the columns of a shard, as they are kept unless the shard or the snapshot of the index is old."""
