@@ -497,7 +497,7 @@ def open_shards(
 ) -> Iterator[Subject]:
     """Open the set that these words name. Raises what `tree.opening.open_typed_set` raises."""
     place = None
-    if composition.is_plain:  # else no overlay can be made
+    if composition.is_plain and selection.reading.is_plain:  # else no overlay can be made
         command = ["wdsfs", "mount", "--overlay", "DIR", *selection.arguments, *specs, "MOUNTPOINT"]
         place = Place("MOUNTPOINT", shlex.join(command))
     with open_typed_set(specs, selection, opening, composition) as shards:
