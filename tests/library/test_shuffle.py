@@ -206,6 +206,7 @@ def test_ranges_are_announced_once_and_before_they_are_read(tmp_path: Path, resu
         names = (b"%d.txt" % at for at in range(200))
         (tmp_path / f"t-{number}.tar").write_bytes(tars.tar(*(tars.member(name, b"x" * 400) for name in names)))
     everything: list[tuple[int, int]] = []
+    at_once: list[tuple[int, int]] = []
     with Recorded("t-{0..19}.tar") as samples:
         for rank in range(2):
             order = wdsfs.Shuffle(samples, rank=rank, world_size=2, open_ranges=10, range_bytes=20 << 10)
@@ -223,9 +224,14 @@ def test_ranges_are_announced_once_and_before_they_are_read(tmp_path: Path, resu
                 assert first // 200 == (stop - 1) // 200, "a range is in one shard"
                 assert 0 < stop - first <= 20
             everything += samples.announced
-    assert len(everything) == len(set(everything))
-    if not resumed:
-        assert sorted(number for range_ in everything for number in range(*range_)) == list(range(4000))
+            if not resumed:  # as many as fit: all at once, and each rank others
+                samples.announced.clear()
+                next(iter(wdsfs.Shuffle(samples, rank=rank, world_size=2, open_ranges=200, range_bytes=20 << 10)))
+                at_once += samples.announced
+    for ranges in (everything, at_once):
+        assert len(ranges) == len(set(ranges))
+        if not resumed:
+            assert sorted(number for range_ in ranges for number in range(*range_)) == list(range(4000))
 
 
 def quality(order: Any) -> tuple[float, float, float]:
@@ -313,7 +319,7 @@ def test_ranks_are_those_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert list(wdsfs.Shuffle(range(9))) == list(wdsfs.Shuffle(range(9), rank=1, world_size=2))
     monkeypatch.setenv("WORLD_SIZE", "two")
-    with pytest.raises(wdsfs.UsageError, match="the environment variable WORLD_SIZE is 'two'"):
+    with pytest.raises(wdsfs.UsageError, match="world_size='two': give a whole number"):
         wdsfs.Shuffle(range(9))
 
 

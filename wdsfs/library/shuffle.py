@@ -5,18 +5,17 @@ The order itself is computed by `tree/sample_order.py`. PyTorch is not needed, a
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import math
 import operator
 import os
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
-from typing import Any, TypeAlias
+from typing import Any
 
 from wdsfs.errors import UsageError
 from wdsfs.library.samples import Samples
-from wdsfs.tree.sample_order import Ranges, Stage, Step, cut, picked, picks_after, steps_after
+from wdsfs.tree.sample_order import Ranges, Stage, Step, cut, digest_of, picked, picks_after, steps_after
 
 FORMAT = 1  # of states
 OPEN_RANGES, RANGE_BYTES = 100, 4 << 20
@@ -24,8 +23,6 @@ PLAIN_RANGE = 64  # samples of a range of data sets that are not ours
 COUNT_MAX = 1 << 48
 LIMITS = {"seed": 1 << 64, "world_size": 1 << 16, "rank": 1 << 16, "batch_size": 1 << 24, "open_ranges": 1 << 16}
 SETS_MAX, STAGES_MAX = 1 << 8, 1 << 10
-
-Batch: TypeAlias = Any  # a list of numbers of samples; a number if there is no batch size
 
 
 class Mix(Sequence[Any]):
@@ -126,10 +123,7 @@ class Shuffle:
         self._sets: list[Any] = [samples] if self._mix is None else self._mix.sets
         self._ranges = [_ranges_of(set_, _number("range_bytes", range_bytes, 1)) for set_ in self._sets]
         self._length = len(samples) if self._mix is None else self._mix.length
-        digest = hashlib.blake2b(repr((self._length, self._mix and self._mix.weights)).encode(), digest_size=16)
-        for ranges in self._ranges:
-            digest.update(ranges.digest())
-        self._digest = digest.hexdigest()  # of what a place in an epoch depends on
+        self._digest = digest_of(self._ranges, self._length, self._mix and self._mix.weights)
         self._place([], 0)
 
     def _place(self, stages: list[Stage], epoch: int) -> None:
@@ -155,13 +149,14 @@ class Shuffle:
         """The batches that are left of the epoch: after `load_state_dict` fewer than `len`."""
         return self._batches(self._size() - self._stages[-1].taken)
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the batches of the epoch, lists of numbers; numbers if there is no batch size."""
         if self.remaining <= 0 and not (self._begun or self._is_chosen):
             self._begun = True  # a state from the end of an epoch: what follows nothing is the next epoch
             return iter(())
         return self._iterate()
 
-    def _iterate(self) -> Iterator[Batch]:
+    def _iterate(self) -> Iterator[Any]:
         if self._begun:
             self._place([], self.epoch + 1)
         self._begun, self._is_chosen = True, False
@@ -222,14 +217,9 @@ class Shuffle:
             taken = self._first + _number("delivered", delivered) * (self.batch_size or 1)
             last = last._replace(taken=min(taken, last.taken))
         stages = [*self._stages[:-1], last]
-        return {
-            "format": FORMAT,
-            "seed": self.seed,
-            "epoch": self.epoch,
-            "consumed": min(_consumed(stages), self._length),
-            "ranges": self._digest,
-            "stages": [list(stage) for stage in stages],
-        }
+        place = {"epoch": self.epoch, "consumed": min(_consumed(stages), self._length)}
+        rows = [list(stage) for stage in stages]
+        return {"format": FORMAT, "seed": self.seed, **place, "ranges": self._digest, "stages": rows}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where a state was taken, on as many ranks as there are now; the seed is that of the state.
@@ -237,20 +227,18 @@ class Shuffle:
         Raises UsageError if the state is of another set.
         """
         try:
-            stages = [
-                Stage(*itertools.starmap(_number, zip(Stage._fields, stage, (1, 1, 0), strict=True)))
-                for stage in state["stages"]
-            ]
+            rows = [zip(Stage._fields, row, (1, 1, 0), strict=True) for row in state["stages"]]
+            stages = [Stage(*itertools.starmap(_number, row)) for row in rows]
             is_known = state["format"] == FORMAT and len(stages) <= STAGES_MAX
-            digest, seed, epoch = state["ranges"], state["seed"], state["epoch"]
+            seed, epoch = (_number(name, state[name]) for name in ("seed", "epoch"))
         except (KeyError, TypeError, ValueError):
             is_known = False
         if not is_known:
             raise UsageError("this is no state of a wdsfs.Shuffle, or one of a later version of wdsfs")
-        if digest != self._digest:
+        if state.get("ranges") != self._digest:
             raise UsageError("the state is of another set: open the same shards with the same range_bytes")
-        self.seed = _number("seed", seed)
-        self._place([stage for stage in stages if stage.taken], _number("epoch", epoch))
+        self.seed = seed
+        self._place([stage for stage in stages if stage.taken], epoch)
 
 
 def _ranges_of(samples: Any, range_bytes: int) -> Ranges:
@@ -266,21 +254,15 @@ def _consumed(stages: Sequence[Stage]) -> int:
 
 
 def _or_variable(value: int | None, name: str, default: int) -> Any:
-    if value is not None:
-        return value
-    text = os.environ.get(name, "") or default
-    try:
-        return int(text)
-    except ValueError:
-        raise UsageError(f"the environment variable {name} is {text!r}: give {name.lower()}= a number") from None
+    return os.environ.get(name) or default if value is None else value
 
 
 def _number(name: str, value: Any, least: int = 0) -> int:
     """Return an option that is a whole number. Raises UsageError if it is none, or out of bounds."""
     most = LIMITS.get(name, COUNT_MAX)
     try:
-        number = operator.index(value)
-    except TypeError:
+        number = int(value) if isinstance(value, str) else operator.index(value)  # a text: of the environment
+    except (TypeError, ValueError):
         number = -1
     if not least <= number < most:
         raise UsageError(f"{name}={value!r:.40}: give a whole number from {least} to {most - 1:,}")

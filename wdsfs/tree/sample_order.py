@@ -52,11 +52,6 @@ class Ranges(NamedTuple):
             return places
         return np.where(places < self.total, places, self.extra[np.maximum(places - self.total, 0)])
 
-    def digest(self) -> bytes:
-        """Return a hash of the ranges, which is the same wherever the set is cut alike."""
-        text = np.concatenate(([self.total], self.starts)).astype("<i8").tobytes()
-        return hashlib.blake2b(text, digest_size=16).digest()
-
 
 def cut(counts: Sequence[int], sizes: Sequence[int], range_bytes: int) -> Ranges:
     """Cut shards with these counts of samples and sizes in bytes into ranges of about `range_bytes`."""
@@ -70,6 +65,14 @@ def cut(counts: Sequence[int], sizes: Sequence[int], range_bytes: int) -> Ranges
     # `q * at + r * at // parts` is `size * at // parts`, without a product that could overflow.
     starts = first + size // parts * at + size % parts * at // parts
     return Ranges(total, starts, np.diff(np.append(starts, total)), np.empty(0, np.int64))
+
+
+def digest_of(sets: Sequence[Ranges], *words: object) -> str:
+    """Return a hash of all that a place in an epoch depends on, which is the same wherever sets are cut alike."""
+    digest = hashlib.blake2b(repr(words).encode(), digest_size=16)
+    for ranges in sets:
+        digest.update(np.append(ranges.starts, ranges.total).astype("<i8").tobytes())
+    return digest.hexdigest()
 
 
 def random_bits(numbers: Numbers, key: int) -> Numbers:
@@ -170,23 +173,21 @@ class Lane:
             yield self._order.ranges.samples(starts[[self._rank % len(starts)]]).tolist()
 
     def _own_steps(self, taken: int) -> Iterator[Step]:
-        order, ahead = self._order, self._window // AHEAD
-        if order.is_complete:
-            yield from order.ranges.announced(slice(self._rank, None, order.world_size))
+        opens, whole = self._low - self._window // AHEAD, self._order.ranges
+        if self._order.is_complete:
+            yield from whole.announced(slice(self._rank, None, self._order.world_size))
+            opens = opens[:0]
+        whole = whole._replace(starts=self._starts, sizes=self._sizes)
         cell, drawn = self._find(taken)
         key = int(drawn.keys[taken - drawn.base]) >> TIE_BITS
-        begin = int(np.searchsorted(self._low, key - self._window, "right"))
-        whole = order.ranges._replace(starts=self._starts, sizes=self._sizes)
+        begin = int(np.searchsorted(self._low[: len(opens)], key - self._window, "right"))
         while True:
             at, stop = taken - drawn.base, drawn.place((cell + 1) * self._window)
-            end = (
-                begin if order.is_complete else int(np.searchsorted(self._low, (cell + 1) * self._window + ahead))
-            )
+            end = int(np.searchsorted(opens, (cell + 1) * self._window))
             for number in range(begin, end):
-                opens = max(at, drawn.place(int(self._low[number]) - ahead))
-                yield drawn.samples[at:opens].tolist()
+                first, at = at, max(at, drawn.place(int(opens[number])))
+                yield drawn.samples[first:at].tolist()
                 yield from whole.announced(slice(number, number + 1))
-                at = opens
             yield drawn.samples[at:stop].tolist()
             taken, begin, cell = drawn.base + stop, end, cell + 1
             if taken >= self.size:
