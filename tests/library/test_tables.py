@@ -18,6 +18,7 @@ import wdsfs
 from tests import tars
 from tests.conftest import Program
 from wdsfs.tree import set_table, table_files, table_rows
+from wdsfs.tree.table_rows import SIZE
 
 FIXED = ["__key__", "__shard__", "__number__"]
 
@@ -234,16 +235,25 @@ def test_views_have_tables(tmp_path: Path) -> None:
     ]
 
 
-def test_labels_and_fields_have_values_whatever_their_name(tmp_path: Path) -> None:
-    """Numbers where all are numbers, else texts; of files of the set by name."""
-    write("s.tar", *sample("a", cls="0.5", json={"n": 7}, odd="1"), *sample("b", cls="2", json={"n": 8}, odd="2"))
+def test_values_of_columns_of_any_name(tmp_path: Path) -> None:
+    """Labels, fields and small texts have values: numbers where all are numbers. Other small files have none."""
+    for key, number in (("a", 1), ("b", 2)):
+        known = sample(
+            key, cls=str(number / 2), json={"n": number}, ink=str(number), png="no picture", large="x" * 9000
+        )
+        write(f"{key}.tar", *known, (f"{key}.bin", b"text" if key == "a" else b"\xff"), (f"{key}.nul", b"a\0b"))
     Path("labels.csv").write_text("key,mood,score,cls\na,bad,0.25,\nb,007,3,1e3\n")
-    table = wdsfs.table("s.tar", associate="labels.csv", field="size=json:n", missing="skip")
-    values = {
-        name: table[name].to_pylist() for name in table.column_names if name in ("mood", "score", "cls", "size")
+    table = wdsfs.table(["a.tar", "b.tar"], associate="labels.csv", field="size=json:n")
+    values = {name: table[name].to_pylist() for name in table.column_names if not name.startswith((SIZE, "__"))}
+    assert values == {
+        "cls": [0.5, 1000.0],
+        "mood": ["bad", "007"],
+        "score": [0.25, 3.0],
+        "size": [1, 2],
+        "json.n": [1, 2],
+        "ink": [1, 2],
+        "bin": ["text", None],
     }
-    assert values == {"mood": ["bad", "007"], "score": [0.25, 3.0], "cls": [0.5, 1000.0], "size": [7, 8]}
-    assert "odd" not in table.column_names
 
 
 def test_a_shard_that_is_cut_off() -> None:

@@ -24,7 +24,7 @@ KINDS = {
     **dict.fromkeys(("txt", "text", "transcript", "caption"), TEXT),
     **dict.fromkeys(("json", "jsn"), JSON),
 }
-_PICTURES = ("jpg", "jpeg", "jpe", "jfif", "png", "webp", "gif", "bmp", "tif", "tiff", "ppm", "pgm", "pbm", "pnm")
+PICTURES = ("jpg", "jpeg", "jpe", "jfif", "png", "webp", "gif", "bmp", "tif", "tiff", "ppm", "pgm", "pbm", "pnm")
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")  # whatever the name says: others run programs
 _ARRAYS_MAX = 4 << 30  # bytes of all arrays of an .npz
 
@@ -68,7 +68,7 @@ def _arrays(data: bytes) -> dict[str, Any]:
 _OF_KIND: dict[int, Decoder] = {INTEGER: _number, TEXT: bytes.decode, JSON: json_fields.parse}
 _DECODERS: dict[str, Decoder] = {
     **{extension: _OF_KIND[kind] for extension, kind in KINDS.items()},
-    **dict.fromkeys(_PICTURES, _picture),
+    **dict.fromkeys(PICTURES, _picture),
     "npy": _array,
     "npz": _arrays,
 }

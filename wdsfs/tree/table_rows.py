@@ -23,7 +23,7 @@ from wdsfs.errors import CorruptShard, ShardError
 from wdsfs.index.record import BY_EXTENSION, Record
 from wdsfs.tree import json_fields
 from wdsfs.tree.composition import Composition
-from wdsfs.tree.sample_decoder import INTEGER, JSON, KINDS
+from wdsfs.tree.sample_decoder import INTEGER, JSON, KINDS, PICTURES, TEXT
 from wdsfs.tree.sample_reader import SampleReader
 from wdsfs.tree.texts import Texts
 from wdsfs.tree.view_content import FIELD, VALUES
@@ -34,8 +34,11 @@ SIZE = "bytes."  # before the name of a column: its size in bytes
 COLUMNS_MAX = 200  # columns with sizes, and columns with values, of a shard
 DEPTH_MAX = 4  # names in the path to a field; a value that lies deeper is part of a text of JSON
 TEXT_MAX = 1024  # bytes of a value; a longer one is cut
+SMALL_MAX = 8 << 10  # bytes of a file of a column that may have texts, though its name does not say so
 ROOM, CELL = 1 << 31, 32  # bytes of memory for the values of a shard; of each, without its text
 CUT = "..."  # the end of a value that was cut
+
+_SMALL = 3  # the kind of such a column
 
 _JSON_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
 _DIGITS_MAX = 32  # of a number that is written as a text
@@ -70,10 +73,11 @@ class Left(NamedTuple):
 def kinds_of(composition: Composition, record: Record) -> KindOf:
     """Return a function that returns the kind of the values of a column of a shard; None for no small text.
 
-    What label files and fields of JSON add are values, whatever its name.
+    What label files and fields of JSON add has values whatever its name, and so have columns of small files, if
+    they turn out to be texts.
     """
     named = {os.fsdecode(column.name): os.fsdecode(column.alternatives[0]) for column in composition.columns}
-    added = dict.fromkeys(_added(record), INTEGER)
+    added = {**dict.fromkeys(_small(record), _SMALL), **dict.fromkeys(_added(record), INTEGER)}
 
     def kind_of(column: str) -> int | None:
         first = column.partition("~")[0]  # a second one of a sample is `txt~2`
@@ -90,6 +94,15 @@ def _added(record: Record) -> list[str]:
     is_added = np.isin(record.array("member.head").astype(np.int64) >> record.view["shift"], places)
     extensions = np.unique(record.array("member.ext")[is_added]).tolist()
     return [os.fsdecode(record.extension_name[extension]) for extension in extensions]
+
+
+def _small(record: Record) -> list[str]:
+    """Return the columns without a large file; no pictures."""
+    extensions = record.array("member.ext")
+    largest = np.zeros(len(record.extension_name), np.int64)
+    np.maximum.at(largest, extensions, record.array("member.size"))
+    names = [os.fsdecode(record.extension_name[at]) for at in np.flatnonzero(largest <= SMALL_MAX).tolist()]
+    return [name for name in names if name.rpartition(".")[2].lower() not in PICTURES]
 
 
 # --- keys and sizes ---------------------------------------------------------------------------------------------
@@ -181,9 +194,13 @@ def values_of(reader: SampleReader, numbers: range, kind_of: KindOf) -> tuple[An
             continue
         key, shard = sample.pop(KEY), sample.pop(SHARD)
         for column, data in sample.items():
+            kind = kind_of(column)
             try:
-                values.add(row, column, kind_of(column), data)
+                values.add(row, column, kind, data)
             except (ShardError, UnicodeDecodeError) as error:
+                if kind == _SMALL:
+                    values.drop(column)
+                    continue
                 why = "is not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
                 values.refuse(f"{shard}/{key}.{column} {why}")
     return values.table(), Left(**values.counts, example=values.example)
@@ -195,8 +212,14 @@ class _Values:
     def __init__(self, rows: int) -> None:
         self._rows, self._room = rows, ROOM
         self._columns: dict[str, list[Any]] = {}
+        self._dropped: set[str] = set()
         self.counts = {"cut": 0, "unreadable": 0, "excess": 0}
         self.example = ""
+
+    def drop(self, column: str) -> None:
+        """Leave out a column that turned out to have other content than texts."""
+        self._dropped.add(column)
+        self._columns.pop(column, None)
 
     def refuse(self, why: str) -> None:
         """Count an unreadable file."""
@@ -205,6 +228,10 @@ class _Values:
 
     def add(self, row: int, column: str, kind: int | None, data: bytes) -> None:
         """Add the content of a file. Raises CorruptShard, UnicodeDecodeError."""
+        if column in self._dropped:
+            return
+        if kind == _SMALL and b"\0" in data:
+            raise CorruptShard("is no text")
         if kind == JSON:
             document = json_fields.parse(data)
             if isinstance(document, dict):
@@ -214,7 +241,7 @@ class _Values:
         else:
             # A character has up to four bytes; that in the middle of which the text is cut is not decoded.
             text = data.decode() if len(data) <= TEXT_MAX else _Decoder().decode(data[: TEXT_MAX + 4])
-            value = _number(text) if kind == INTEGER else text
+            value = text if kind == TEXT else _number(text)
         self._put(row, column, value)
 
     def _put_fields(self, row: int, path: str, document: dict[str, Any], depth: int = 1) -> None:
