@@ -256,13 +256,14 @@ class TableOfSet:
         chosen += [column for column in self.columns() if column.name in names and column not in chosen]
         chosen = chosen[:HISTOGRAMS_MAX]
         numeric = [column for column in chosen if column.kind in ("number", "size")]
-        by_range = self._by_range(now, filter_, numeric) if numeric else {}
-        histograms = [by_range.get(column.name) or self._by_value(now, filter_, column) for column in chosen]
-        return [histogram for histogram in histograms if histogram.bars]
+        others = [column for column in chosen if column not in numeric]
+        histograms = self._by_range(now, filter_, numeric) if numeric else {}
+        histograms |= self._by_value(now, filter_, others) if others else {}
+        return [histograms[column.name] for column in chosen if histograms[column.name].bars]
 
     def top(self, now: Snapshot, filter_: Filter, name: str) -> Histogram:
         """Return the most frequent values of a column."""
-        return self._by_value(now, filter_, self._column(name))
+        return self._by_value(now, filter_, [self._column(name)])[name]
 
     def _with_few_values(self, now: Snapshot, columns: list[Column]) -> list[Column]:
         """Return the columns that have few values in all samples."""
@@ -304,21 +305,40 @@ class TableOfSet:
             )
         return histograms
 
-    def _by_value(self, now: Snapshot, filter_: Filter, column: Column) -> Histogram:
-        value = _TRIMMED.format(column.field) if pa.types.is_string(column.type) else column.field
-        query = f"SELECT {value}, count(*) {{rows}} GROUP BY 1 ORDER BY 2 DESC, 1 LIMIT ?"
-        rows = self._ask(now, filter_, query, after=[TOP + 1], needs=[column])
-        query = f"SELECT count({column.field}), count(*) - count({column.field}) {{rows}}"
-        [(present, missing)] = self._ask(now, filter_, query, needs=[column])
-        bars = []
-        for answer, count in [row for row in rows if row[0] is not None][:TOP]:
-            text = str(answer).lower() if isinstance(answer, bool) else str(answer)
-            condition = Condition(column.name, "=", text)
-            named = self.class_name(text) if column.kind == "class" else None
-            label = (text if named is None else f"{text} {named}")[:LABEL_MAX]
-            bars.append(HistogramBar(label, count, condition, condition in filter_.conditions))
-        rest = present - sum(bar.count for bar in bars)
-        return Histogram(column.name, column.kind, tuple(bars), missing, rest)
+    def _by_value(self, now: Snapshot, filter_: Filter, columns: Sequence[Column]) -> dict[str, Histogram]:
+        """Return the most frequent values of columns, by the columns, in one pass over the samples."""
+        names = [f"v{at}" for at in range(len(columns))]
+        values = [
+            _TRIMMED.format(column.field) if pa.types.is_string(column.type) else column.field
+            for column in columns
+        ]
+        selected = ", ".join(f"{value} AS {name}" for value, name in zip(values, names, strict=True))
+        text = f"coalesce({', '.join(f'{name}::VARCHAR' for name in names)}, NULL)"
+        sets = ", ".join(f"({name})" for name in names)
+        query = f"""
+            SELECT {text}, counted, column_set, sum(counted) OVER (PARTITION BY column_set) FROM (
+                SELECT {", ".join(names)}, count(*) AS counted, grouping({", ".join(names)}) AS column_set
+                FROM (SELECT {selected} {{rows}}) GROUP BY GROUPING SETS ({sets}))
+            QUALIFY row_number() OVER (
+                PARTITION BY column_set ORDER BY {text} IS NULL DESC, counted DESC, {text}) <= ?"""
+        rows = self._ask(now, filter_, query, after=[TOP + 1], needs=columns)
+        histograms = {}
+        for at, column in enumerate(columns):
+            # A bit for each column by which rows are not grouped, the first column highest.
+            column_set = (1 << len(columns)) - 1 ^ 1 << len(columns) - 1 - at
+            counts = {value: count for value, count, grouped, _ in rows if grouped == column_set}
+            total = next((int(total) for *_, grouped, total in rows if grouped == column_set), 0)
+            missing = counts.pop(None, 0)
+            bars = tuple(self._value_bar(filter_, column, *row) for row in list(counts.items())[:TOP])
+            rest = total - missing - sum(bar.count for bar in bars)
+            histograms[column.name] = Histogram(column.name, column.kind, bars, missing, rest)
+        return histograms
+
+    def _value_bar(self, filter_: Filter, column: Column, value: str, count: int) -> HistogramBar:
+        condition = Condition(column.name, "=", value)
+        named = self.class_name(value) if column.kind == "class" else None
+        label = (value if named is None else f"{value} {named}")[:LABEL_MAX]
+        return HistogramBar(label, count, condition, condition in filter_.conditions)
 
     # --- SQL
 
@@ -467,6 +487,8 @@ class TableOfSet:
                 ) from None
             except duckdb.CatalogException:
                 raise StaleShard("the table gets another column at this moment") from None
+            except duckdb.Error as error:
+                raise UsageError(f"the table has no answer: {str(error).splitlines()[0]}") from None
             finally:
                 timer.cancel()
 

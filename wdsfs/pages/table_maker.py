@@ -354,6 +354,7 @@ class TableMaker:
             self._cursor.execute(f"INSERT INTO {table} BY NAME SELECT * FROM part")
             self._cursor.unregister("part")
         with self._changed:
+            self.problem = self._left_out()  # before the table may be complete
             self.done[table] |= {number for number, _ in self._waiting}
             self.state += 1
             self._changed.notify_all()
