@@ -50,7 +50,7 @@ def keys_of(directory: Path, text: str) -> list[str]:
         with open_key_list(files, label_files.fingerprints_of(files, Fingerprint.at)) as keys:
             missing = keys.missing([])
             rows = sorted(int(row) & (1 << 32) - 1 for row in keys._rows)
-            return [keys._key(row).decode() for row in dict.fromkeys(rows)] if missing.lines else []
+            return [keys.name(row).decode() for row in dict.fromkeys(rows)] if missing.lines else []
 
 
 def a_set(home: Path) -> None:
@@ -290,7 +290,8 @@ def test_a_table_of_keys_is_as_format_md_says(tmp_path: Path) -> None:
     sums = {key: zlib.crc32(key) << 32 for key in (b"a", b"b/d")}
     rows = sorted([sums[b"b/d"] | 16 // 8, sums[b"a"] | 24 // 8, sums[b"a"] | 24 // 8])
     keys = b"\3\0\0\0b/d\0" + 2 * b"\1\0\0\0a\0\0\0"
-    assert table.read_bytes() == struct.pack("<QQ", 40, 3) + keys + struct.pack("<3Q", *rows)
+    about = json.dumps({"guessed": [], "has_names": False}).encode()
+    assert table.read_bytes() == struct.pack("<QQ", 40, 3) + keys + struct.pack("<3Q", *rows) + about
 
 
 # --- what is shown -------------------------------------------------------------------------------------------

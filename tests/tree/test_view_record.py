@@ -989,7 +989,7 @@ def test_a_table_of_labels_is_as_format_md_says(tmp_path: Path) -> None:
     with contextlib.closing(sqlite3.connect(table)) as db:
         [(number, name)] = db.execute("SELECT number, name FROM columns")
         packed = number.to_bytes(2, "little") + (1).to_bytes(4, "little") + b"7"
-        assert (name, *db.execute("SELECT * FROM labels")) == (b"label", (b"d/a", 1, 0, packed))
+        assert (name, *db.execute("SELECT * FROM labels")) == (b"label", (b"d/a", 0, 1, 0, packed))
 
 
 def test_a_damaged_table_of_labels_is_made_anew_for_the_next_one(tmp_path: Path) -> None:

@@ -13,8 +13,9 @@ has them in columns. `statistics.py` counts, and `set_table.py` makes a table wi
 A view is a set of shards with records of its own (`view_set.py`), so trees and listings serve it as they serve
 shards; `composition.py` has its options. `view_record.py` makes such a record in steps over a `draft.py`, with
 `classes.py`, `json_fields.py` and the tables of `label_table.py`, for which `label_files.py` decides the format
-and the key column of a file, and `label_rows.py` reads its rows. `companions.py` has what else a view depends on
-(joined sets, names of classes), and notices when one of these changes; `view_content.py` finds the bytes.
+and the key column of a file, `label_rows.py` reads its rows, and `label_names.py` decides which samples they
+mean. `companions.py` has what else a view depends on (joined sets, names of classes), and notices when one of
+these changes; `view_content.py` finds the bytes.
 
 Sets are only read here: changes are for `overlay`, serving is for `fuse` and `kernel`. Start with `tree.py`.
 """

@@ -96,7 +96,7 @@ class Draft:
     """The record of a shard in the making.
 
     `paths`, `strays` and `classes` have an element for each entry, `rows` one for each member. Steps change them
-    in place, and keep `places`, `values`, `fields` (address of the JSON), `listed` (places in the list of keys)
+    in place, and keep `places`, `values`, `fields` (address of the JSON), `used` (how samples use tables)
     and `if_shown` (problems of members by their address, if these are shown) for the record.
     """
 
@@ -125,7 +125,7 @@ class Draft:
         self.shard_places: dict[bytes, int] = {}
         self.values = Values()
         self.fields: list[int] = []
-        self.listed = np.zeros(0, np.int64)
+        self.used: dict[str, NDArray[np.int64]] = {}
         self.if_shown: dict[int, Problem] = {}
         self.classes: list[bytes | None] = [None] * len(self.paths)
 

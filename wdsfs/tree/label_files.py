@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 from wdsfs import wings
 from wdsfs.door.shard_door import OpenShard
 from wdsfs.door.urls import is_remote
-from wdsfs.errors import CorruptShard, UsageError, ViewError
+from wdsfs.errors import CorruptShard, UsageError, ViewError, and_others
 from wdsfs.names import PLAIN, Reading
 from wdsfs.shards import Fingerprint, lasting_number
 from wdsfs.spec import objects
@@ -81,6 +81,7 @@ UNPACKED_MAX = 200  # bytes for each of a file in gzip, as of compressed shards
 NAMED = 20  # columns that a message names
 LABELS, LIST, ORDER, TABLE = "--associate", "--keys", "--order", "--table"  # the options that name a file
 NO_KEY = "lists no key"
+KEY_COLUMN_WAY_OUT = "FILE:COLUMN takes another column"
 TOO_LONG = f"is longer than {KEY_MAX >> 20} MiB; a key in each line is needed"
 _typed_names: dict[bytes, str] = {}  # of copies of what can be read only once, by path: what the user has named
 
@@ -121,6 +122,11 @@ class LabelFile(NamedTuple):
 
 
 LabelFiles = tuple[LabelFile, ...]  # the files of one option: they are one table
+
+
+def text_of_files(files: LabelFiles) -> str:
+    """Return the name of a table for messages."""
+    return files[0].text + and_others(len(files))
 
 
 class LabelSource:

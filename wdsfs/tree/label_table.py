@@ -13,6 +13,7 @@ import bisect
 import contextlib
 import hashlib
 import itertools
+import json
 import mmap
 import os
 import sqlite3
@@ -44,20 +45,35 @@ from wdsfs.tree.label_files import (
     Row,
     label_error,
 )
+from wdsfs.tree.label_names import ADD, BEGIN, END, Uses, forms_of, rows_meant, sample_name, uses_of
 from wdsfs.tree.label_rows import read_keys, read_rows
 
-FORMAT, LABELS, KEYS = "3", "labels", "keys"  # of tables in the cache, and their kinds
+FORMAT, LABELS, KEYS, NAMES = "4", "labels", "keys", "names"  # of tables in the cache, and their kinds
+NAMED, SHOWN = 3, 200  # keys of no sample that a message names, bytes of each
 _KEYS_MAX = 500  # keys in one query
 _BATCH = 10_000  # rows written at a time
 _VALUE = struct.Struct("<HI")  # number of the column, bytes
 
 
+class Missing(NamedTuple):
+    """The keys of a table that no sample has: how many of all `lines`, and the first ones."""
+
+    number: int
+    lines: int
+    first: list[bytes]
+
+
 class LabelRow(NamedTuple):
-    """A row of label files: its number among all rows from 1 on, that of its file, and the values by extension."""
+    """A row of label files: its number among all rows from 1 on, that of its file, and the values by extension.
+
+    `is_file`: it names a file. `is_loose`: directories were left out to match it (step 3 of `label_names.py`).
+    """
 
     number: int
     file: int
+    is_file: bool
     values: dict[bytes, bytes]
+    is_loose: bool = False
 
 
 class OpenLabels:
@@ -74,14 +90,41 @@ class OpenLabels:
         self.guessed = [name for (name,) in db.execute("SELECT name FROM guesses")]
 
     def find(self, keys: Sequence[bytes]) -> dict[bytes, list[LabelRow]]:
-        """Return the rows of each of these keys that has any."""
+        """Return the rows of each of these keys that has any, as `label_names.py` says."""
         rows: dict[bytes, list[LabelRow]] = {}
-        for start in range(0, len(keys), _KEYS_MAX):
-            some = keys[start : start + _KEYS_MAX]
-            query = f"SELECT key, rowid, file, packed FROM labels WHERE key IN ({','.join('?' * len(some))})"
-            for key, number, file, packed in self._db.execute(query, some):
-                rows.setdefault(key, []).append(LabelRow(number, file, self._unpack(packed)))
-        return rows
+        for key, row in self._rows("key", keys):
+            rows.setdefault(key, []).append(row)
+        for key, some in rows.items():
+            if len(some) > 1:
+                rows[key] = [row for row in some if not row.is_file] or some
+        meant = rows_meant(self._db, [key for key in keys if key not in rows])
+        numbers = sorted({number for some in meant.values() for number in some})
+        loose = {row.number: row._replace(is_loose=True) for _, row in self._rows("rowid", numbers)}
+        return rows | {key: [loose[number] for number in sorted(some)] for key, some in meant.items()}
+
+    def _rows(self, column: str, values: Sequence[object]) -> Iterator[tuple[bytes, LabelRow]]:
+        """Yield each row with one of these values in a column, and its key."""
+        for start in range(0, len(values), _KEYS_MAX):
+            some = values[start : start + _KEYS_MAX]
+            where = f"{column} IN ({','.join('?' * len(some))})"
+            query = f"SELECT key, rowid, file, is_file, packed FROM labels WHERE {where}"
+            for key, number, file, is_file, packed in self._db.execute(query, some):
+                yield key, LabelRow(number, file, bool(is_file), self._unpack(packed))
+
+    def missing(self, uses: Iterable[Uses]) -> Missing:
+        """Return the rows without a sample."""
+        (count,) = self._db.execute("SELECT count(*) FROM labels").fetchone()
+        is_used = np.zeros(count + 1, bool)
+        is_used[0] = True
+        for some in uses:
+            is_used[some >> 1] = True
+        first = np.flatnonzero(~is_used)[:NAMED].tolist()
+        return Missing(int(count + 1 - is_used.sum()), count, [self.name(row)[:SHOWN] for row in first])
+
+    def name(self, row: int) -> bytes:
+        """Return the key in a row, without the extension of a file."""
+        (key,) = self._db.execute("SELECT key FROM labels WHERE rowid = ?", (row,)).fetchone()
+        return bytes(key)
 
     def _unpack(self, packed: bytes) -> dict[bytes, bytes]:
         values, at = {}, 0
@@ -102,10 +145,16 @@ def open_labels(
 
     Raises MissingShard, UnreadableShard, IndexUnusable, ViewError for a file that does not contain labels.
     """
-    with open_table(files, fingerprints, LABELS, partial(_fill_labels, files, open_file)) as fd:
-        uri = f"file:/proc/self/fd/{fd}?mode=ro&immutable=1"
-        with contextlib.closing(sqlite3.connect(uri, uri=True)) as db:
-            yield OpenLabels(files, fingerprints, db)
+    fill = partial(_fill_labels, files, open_file)
+    with (
+        open_table(files, fingerprints, LABELS, fill) as fd,
+        contextlib.closing(_opened(fd)) as db,
+    ):
+        yield OpenLabels(files, fingerprints, db)
+
+
+def _opened(fd: int) -> sqlite3.Connection:
+    return sqlite3.connect(f"file:/proc/self/fd/{fd}?mode=ro&immutable=1", uri=True)
 
 
 @contextlib.contextmanager
@@ -145,24 +194,30 @@ def _fill_labels(files: LabelFiles, open_file: OpenFile, table: NewFile) -> tupl
         db.executescript(
             # A process that is killed leaves a file that no other process uses.
             "PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF;"
-            "CREATE TABLE labels (key BLOB, line INTEGER, file INTEGER, packed BLOB);"
+            "CREATE TABLE labels (key BLOB, is_file INTEGER, line INTEGER, file INTEGER, packed BLOB);"
             "CREATE TABLE columns (number INTEGER PRIMARY KEY, name BLOB);"
-            "CREATE TABLE guesses (name TEXT PRIMARY KEY);"
+            "CREATE TABLE guesses (name TEXT PRIMARY KEY);" + BEGIN
         )
         numbers: dict[str, int] = {}
+        rows = 0
         for at, file in enumerate(files):
             source = LabelSource(file, open_file)
             for batch in batches(read_rows(source)):
                 packed = [
-                    (names.plain_key(key), line, at, _pack(file, line, row, numbers)) for key, line, row in batch
+                    (*sample_name(key, file.reading), line, at, _pack(file, line, row, numbers))
+                    for key, line, row in batch
                 ]
-                db.executemany("INSERT INTO labels VALUES (?, ?, ?, ?)", packed)
+                db.executemany("INSERT INTO labels VALUES (?, ?, ?, ?, ?)", packed)
+                of_files = [(row, key) for row, (key, is_file, *_) in enumerate(packed, rows + 1) if is_file]
+                db.executemany(ADD, forms_of(of_files))
+                rows += len(packed)
                 table.reserve(os.fstat(table.fd).st_size)
             if source.guessed is not None:
                 db.execute("INSERT OR IGNORE INTO guesses VALUES (?)", (source.guessed,))
         columns = [(number, os.fsencode(name)) for name, number in numbers.items()]
         db.executemany("INSERT INTO columns VALUES (?, ?)", columns)
         db.execute("CREATE INDEX by_key ON labels (key)")
+        db.execute(END)
         db.commit()
     return LABELS, os.fstat(table.fd).st_size
 
@@ -198,9 +253,9 @@ def _check_name(file: LabelFile, line: int, column: str) -> None:
 
 # -- lists of keys ---------------------------------------------------------------------------------------------
 
-NAMED, SHOWN = 3, 200  # keys of no sample that a message names, bytes of each
 _LIST_HEAD = struct.Struct("<QQ")  # where the rows begin, how many there are
 _LENGTH = struct.Struct("<I")  # in front of each key
+_OF_FILE = 1 << 31  # is added to the length if the key was the name of a file
 _PADS = [bytes(size) for size in range(8)]
 _UNIT = 8  # bytes: keys begin at multiples, so that the place of one, in units, and its sum are 64 bits
 _PLACE, _SUM = np.uint64((1 << 32) - 1), np.uint64(32)  # the lower half of a row; how far the upper one is shifted
@@ -210,30 +265,43 @@ _EQUAL_MAX = 10_000  # different keys of one sum: by chance 100 million keys hav
 Rows = NDArray[np.uint64]  # the sum of a key, and its place
 
 
-class Missing(NamedTuple):
-    """The keys of a list that no sample has: how many of all `lines`, and the first ones."""
-
-    number: int
-    lines: int
-    first: list[bytes]
-
-
 class KeyList:
-    """A list of keys, opened for lookups. Made by `open_key_list`."""
+    """A list of keys, opened for lookups. Made by `open_key_list`.
 
-    def __init__(self, data: mmap.mmap) -> None:
-        self._data = data
+    `guessed` are the names of the columns of the keys that no option has named. `names` is a database of the
+    names of files in the list, if it `has_names`.
+    """
+
+    def __init__(self, files: LabelFiles, data: mmap.mmap) -> None:
+        self.files, self._data = files, data
         start, self.lines = _LIST_HEAD.unpack_from(data)
         self._rows: Rows = np.frombuffer(data, np.uint64, self.lines, start)
-        self.guessed = data[start + self.lines * _UNIT :].decode().split("\0")[:-1]
+        about = json.loads(data[start + self.lines * _UNIT :] or b"{}")
+        self.guessed: list[str] = about.get("guessed", [])
+        self.has_names: bool = about.get("has_names", False)
+        self.names: sqlite3.Connection | None = None
 
-    def _key(self, row: int) -> bytes:
+    def name(self, row: int) -> bytes:
+        """Return the key in a row, without the extension of a file."""
+        return self.key_at(row)[1]
+
+    def key_at(self, row: int) -> tuple[bool, bytes]:
+        """Return whether a row has the name of a file, and its key."""
         at = (row & int(_PLACE)) * _UNIT
         (length,) = _LENGTH.unpack_from(self._data, at)
-        return self._data[at + _LENGTH.size : at + _LENGTH.size + length]
+        return length >= _OF_FILE, self._data[at + _LENGTH.size : at + _LENGTH.size + length % _OF_FILE]
 
-    def find(self, shard: bytes, keys: Sequence[bytes]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return for each key of a shard its first place in the list, or -1; and the places of all lines used.
+    def places(self) -> Iterator[NDArray[np.int64]]:
+        """Yield the places of the keys, some at a time, each once: a key that is listed twice has equal rows."""
+        last = -1
+        for begin in range(0, self.lines, _CHUNK):
+            places = (self._rows[begin : begin + _CHUNK] & _PLACE).astype(np.int64)
+            fresh = np.diff(places, prepend=last) != 0
+            last = int(places[-1])
+            yield places[fresh]
+
+    def find(self, shard: bytes, keys: Sequence[bytes]) -> tuple[NDArray[np.int64], Uses]:
+        """Return for each key of a shard its first place in the list, or -1; and how all lines are used.
 
         Semantics decision: a line is `KEY`, of any shard, or `SHARD/KEY`, with the name of the shard in the mount.
         """
@@ -248,31 +316,36 @@ class KeyList:
                 if place is not None:
                     used.append(place)
                     places[at] = place if places[at] < 0 else min(place, places[at])
-        return places, np.unique(np.array(used, np.int64))
+        loose = list[int]()
+        if self.names is not None:
+            left = {keys[at]: at for at in np.flatnonzero(places < 0).tolist()}
+            for key, meant in rows_meant(self.names, list(left)).items():
+                if len(meant) == 1:
+                    places[left[key]] = next(iter(meant))
+                    loose += meant
+        return places, uses_of(sorted({*used}), loose)
 
     def _place(self, key: bytes, first: int) -> int | None:
         """Return the place of a key among the rows with its sum, from the first on, in the order of their keys."""
         row = int(self._rows[first])
-        if self._key(row) != key:
+        if self.name(row) != key:
             stop = int(np.searchsorted(self._rows, self._rows[first] | _PLACE, "right"))
-            at = bisect.bisect_left(range(stop), key, first, key=lambda row: self._key(int(self._rows[row])))
+            at = bisect.bisect_left(range(stop), key, first, key=lambda row: self.name(int(self._rows[row])))
             row = int(self._rows[at]) if at < stop else row
-        return row & int(_PLACE) if self._key(row) == key else None
+        return row & int(_PLACE) if self.name(row) == key else None
 
-    def missing(self, used: Iterable[NDArray[np.int64]]) -> Missing:
-        """Return the keys without a sample; `used` are the places of the others, as `find` returns them."""
+    def missing(self, uses: Iterable[Uses]) -> Missing:
+        """Return the keys without a sample; `uses` are those of the others, as `find` returns them."""
         bits = np.zeros(len(self._data) // (8 * _UNIT) + 1, np.uint8)
-        for places in used:
+        for some in uses:
+            places = some >> 1
             np.bitwise_or.at(bits, places >> 3, (1 << (places & 7)).astype(np.uint8))
-        count, first, last = 0, np.zeros(0, np.int64), -1
-        for begin in range(0, self.lines, _CHUNK):
-            places = (self._rows[begin : begin + _CHUNK] & _PLACE).astype(np.int64)
-            fresh = np.diff(places, prepend=last) != 0  # a key that is listed twice has equal rows
-            last = int(places[-1])
-            places = places[fresh & (bits[places >> 3] >> (places & 7) & 1 == 0)]
+        count, first = 0, np.zeros(0, np.int64)
+        for places in self.places():
+            places = places[bits[places >> 3] >> (places & 7) & 1 == 0]
             count += len(places)
             first = np.sort(np.concatenate((first, places)))[:NAMED]
-        return Missing(count, self.lines, [self._key(place)[:SHOWN] for place in first.tolist()])
+        return Missing(count, self.lines, [self.name(place)[:SHOWN] for place in first.tolist()])
 
 
 @contextlib.contextmanager
@@ -281,18 +354,27 @@ def open_key_list(
 ) -> Iterator[KeyList]:
     """Open a list with these fingerprints, by its table in the cache. Raises as `open_labels`."""
     with open_table(files, fingerprints, KEYS, partial(_fill_keys, files, open_file)) as fd:
-        yield KeyList(mmap.mmap(fd, 0, prot=mmap.PROT_READ))
+        keys = KeyList(files, mmap.mmap(fd, 0, prot=mmap.PROT_READ))
+        if not keys.has_names:
+            yield keys
+            return
+        with (
+            open_table(files, fingerprints, NAMES, partial(_fill_names, keys)) as names_fd,
+            contextlib.closing(_opened(names_fd)) as keys.names,
+        ):
+            yield keys
 
 
 def _fill_keys(files: LabelFiles, open_file: OpenFile, table: NewFile) -> tuple[str, int]:
     """Read a list into a new table; returns the kind and the size (bytes) of that."""
     table.write(bytes(_LIST_HEAD.size))
-    end, guessed = _LIST_HEAD.size, dict[str, None]()
+    end, guessed, has_names = _LIST_HEAD.size, dict[str, None](), False
     with tempfile.TemporaryFile(dir=os.path.dirname(table.path)) as unsorted:  # memory does not grow with the list
         for file in files:
             source = LabelSource(file, open_file)
             for keys, numbers in read_keys(source):
-                text, rows = _pack_keys(file, keys, numbers, end)
+                text, rows, of_files = _pack_keys(file, keys, numbers, end)
+                has_names |= of_files
                 table.write(text)
                 unsorted.write(rows)
                 end += len(text)
@@ -305,29 +387,50 @@ def _fill_keys(files: LabelFiles, open_file: OpenFile, table: NewFile) -> tuple[
             table.write(rows)
     os.pwrite(table.fd, _LIST_HEAD.pack(end, lines), 0)
     data = mmap.mmap(table.fd, 0)
-    _sort(files[0], np.frombuffer(data, np.uint64, lines, end), KeyList(data)._key)
-    about = "".join(f"{name}\0" for name in guessed).encode("utf-8", "surrogateescape")
+    _sort(files[0], np.frombuffer(data, np.uint64, lines, end), KeyList(files, data).name)
+    about = json.dumps({"guessed": list(guessed), "has_names": has_names}).encode()
     table.write(about)
     return KEYS, end + lines * _UNIT + len(about)
 
 
-def _pack_keys(file: LabelFile, keys: Sequence[bytes], lines: Sequence[int], end: int) -> tuple[bytes, bytes]:
-    """Return what a table has of these keys: their text, which begins at `end`, and their rows."""
+def _fill_names(keys: KeyList, table: NewFile) -> tuple[str, int]:
+    """Write the names of files in a list into a new table; returns the kind and the size (bytes) of that."""
+    with contextlib.closing(sqlite3.connect(table.path)) as db:
+        db.executescript(f"PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; {BEGIN}")
+        for places in keys.places():
+            texts = ((place, *keys.key_at(place)) for place in places.tolist())
+            db.executemany(ADD, forms_of((place, key) for place, is_file, key in texts if is_file))
+            table.reserve(os.fstat(table.fd).st_size)
+        db.execute(END)
+        db.commit()
+    return NAMES, os.fstat(table.fd).st_size
+
+
+def _pack_keys(
+    file: LabelFile, keys: Sequence[bytes], lines: Sequence[int], end: int
+) -> tuple[bytes, bytes, bool]:
+    """Return what a table has of these keys: their text, which begins at `end`, and their rows.
+
+    Also True if some are names of files.
+    """
     for key, line in zip(keys, lines, strict=True) if max(map(len, keys), default=0) > KEY_MAX else ():
         if len(key) > KEY_MAX:
             raise label_error(file, line, TOO_LONG)
     keys = list(filter(None, keys))
-    if b"./" in b"".join(keys):  # one search over all of them takes next to nothing
-        keys = list(map(names.plain_key, keys))
+    is_file = np.zeros(len(keys), bool)
+    if b"." in b"".join(keys):  # one search over all of them takes next to nothing
+        pairs = [sample_name(key, file.reading) for key in keys]
+        keys, is_file = [key for key, _ in pairs], np.array([of_file for _, of_file in pairs])
     lengths = np.fromiter(map(len, keys), np.int64, len(keys))
     pads = -(lengths + _LENGTH.size) % _UNIT
     sizes = _LENGTH.size + lengths + pads
-    parts = zip(map(_LENGTH.pack, lengths.tolist()), keys, map(_PADS.__getitem__, pads.tolist()), strict=True)
+    marked = (lengths + is_file * _OF_FILE).tolist()
+    parts = zip(map(_LENGTH.pack, marked), keys, map(_PADS.__getitem__, pads.tolist()), strict=True)
     text = b"".join(itertools.chain.from_iterable(parts))
     if end + len(text) >= _UNIT << 32:
         raise label_error(file, None, f"lists more than {_UNIT * 4} GiB of keys")
     places = (end + np.cumsum(sizes) - sizes).astype(np.uint64) // np.uint64(_UNIT)
-    return text, (_sums(keys) << _SUM | places).tobytes()
+    return text, (_sums(keys) << _SUM | places).tobytes(), bool(is_file.any())
 
 
 def _changes(prefix: bytes, keys: Sequence[bytes]) -> Rows:

@@ -167,11 +167,15 @@ def make_view(below: ShardSet, opening: Opening, *, some: bool = False) -> dict[
         refused = below.make(update, some=some)
     if refused is not None:
         raise errors.ViewError(refused)
+    for text in [] if opening.quiet else below.guesses():
+        log.info("%s", text)
     if below.rest_waits:
         return below.unmade
-    missing = keys_missing(below)
+    missing, unused = _compared_tables(below)
     if missing is not None and not opening.tolerance.strict:  # which lists it
         log.warning("%s", missing)
+    for text in [] if opening.quiet else unused:
+        log.info("%s", text)
     for field in [] if opening.quiet else below.missing_fields(FIRST_SHARDS):
         text = "--field %s: no sample of the first shards has this field, so there are no such files"
         log.warning(text, field.text)
@@ -335,6 +339,11 @@ def keys_missing(below: ShardSet) -> str | None:
 
     Raises StaleShard if the list changes each time.
     """
+    return _compared_tables(below)[0]
+
+
+def _compared_tables(below: ShardSet) -> tuple[str | None, list[str]]:
+    """Make a view as `keys_missing`; return its remark, and those on rows of label files that no sample has."""
     for left in reversed(range(ATTEMPTS_MAX)):
         if not isinstance(below, ViewSet):
             break
@@ -342,11 +351,11 @@ def keys_missing(below: ShardSet) -> str | None:
         if refused is not None:
             raise errors.ViewError(refused)
         try:
-            return below.keys_missing()
+            return below.keys_missing(), below.labels_missing()
         except errors.StaleShard:
             if not left:
                 raise
-    return None
+    return None, []
 
 
 def fetch_shards(

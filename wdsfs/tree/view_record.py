@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wdsfs import names
-from wdsfs.errors import CorruptShard, ViewError, and_others
+from wdsfs.errors import CorruptShard, ViewError
 from wdsfs.index.member_draft import DerivedMembers
 from wdsfs.index.record import Record
 from wdsfs.index.record_builder import derive
@@ -47,10 +47,13 @@ from wdsfs.tree.draft import (
     Rows,
     rows_of,
 )
+from wdsfs.tree.label_files import text_of_files
+from wdsfs.tree.label_names import Uses, shared_error, shared_row
 from wdsfs.tree.label_table import KeyList, OpenLabels
 from wdsfs.tree.view_content import FIELD, NOTHING, OWN, VALUES
 
-LISTED = "keys.place"  # the section with the places of the shard's samples in the list of keys
+LISTED = "keys.place"  # the section with how samples of the shard use the list of keys: see `label_names.Uses`
+LABELLED = "labels.row.{}"  # the sections with how they use the rows of each label file
 
 
 def compose(options: Composition, source: Ingredients, fingerprint: Fingerprint) -> bytes:
@@ -75,8 +78,8 @@ def _compose(draft: Draft, fingerprint: Fingerprint) -> bytes:
         _choose(draft, draft.source.keys)
     for joined in draft.source.joined:
         add_joined(draft, joined)
-    for labels in draft.source.labels:
-        add_labels(draft, labels)
+    for number, labels in enumerate(draft.source.labels):
+        draft.used[LABELLED.format(number)] = add_labels(draft, labels)
     if options.fields:
         add_fields(draft)
     if options.classes:
@@ -106,9 +109,18 @@ def _choose(draft: Draft, keys: KeyList) -> None:
     """Keep only the samples that are listed."""
     samples = draft.samples()
     is_kept = np.zeros(len(draft.paths), bool)
-    places, draft.listed = keys.find(draft.source.shard.name, [draft.paths[entry] for entry in samples.tolist()])
+    places, uses = keys.find(draft.source.shard.name, [draft.paths[entry] for entry in samples.tolist()])
+    draft.used[LISTED] = _refuse_shared(keys, uses)
     is_kept[samples[places >= 0]] = True
     draft.keep(is_kept)
+
+
+def _refuse_shared(table: KeyList | OpenLabels, uses: Uses) -> Uses:
+    """Return how samples use a table. Raises ViewError if two have one row by leaving out directories."""
+    shared = shared_row([uses])
+    if shared is not None:
+        raise shared_error(table.files, table.name(shared))
+    return np.unique(uses)
 
 
 def _derived(draft: Draft) -> DerivedMembers:
@@ -163,9 +175,7 @@ def _pack_addresses(draft: Draft, addresses: NDArray[np.int64]) -> NDArray[np.in
 
 def _further_columns(draft: Draft) -> dict[str, list[int]]:
     """Return the sections about the JSON columns that fields are made of, and about lines of a list."""
-    columns: dict[str, list[int]] = {}
-    if len(draft.listed):
-        columns[LISTED] = draft.listed.tolist()
+    columns = {section: uses.tolist() for section, uses in draft.used.items() if len(uses)}
     if draft.fields:
         columns["field.from"] = _pack_addresses(draft, np.array(draft.fields, np.int64)).tolist()
     return columns
@@ -252,16 +262,19 @@ def _add(draft: Draft, parts: list[Rows]) -> NDArray[np.bool_]:
 # --- associate: columns of a label file
 
 
-def add_labels(draft: Draft, labels: OpenLabels) -> None:
-    """Add the columns of these labels, in place of the shard's own. Raises ViewError."""
+def add_labels(draft: Draft, labels: OpenLabels) -> Uses:
+    """Add the columns of these labels, in place of the shard's own; return which were used. Raises ViewError."""
     samples = draft.samples().tolist()
     known = labels.find([draft.paths[number] for number in samples])
     files = list(zip(labels.files, labels.fingerprints, strict=True))
     places: dict[int, int] = {}
     missing, twice, added = [], [], []
+    uses = list[int]()
     numbers: dict[bytes, int] = {}
     for entry in samples:
         lines = known.get(draft.paths[entry])
+        if lines and not (len(lines) > 1 and lines[0].is_loose):
+            uses += [line.number << 1 | line.is_loose for line in lines]
         if lines is None:
             missing.append(entry)
         elif len(lines) > 1:
@@ -279,7 +292,7 @@ def add_labels(draft: Draft, labels: OpenLabels) -> None:
                 if number >= 0:
                     row = draft.values.number(value)
                     added.append((entry, number, places[at] << SHIFT | row, len(value), files[at][1].mtime_ns))
-    where = labels.files[0].text + and_others(len(files))
+    where = text_of_files(labels.files)
     is_there = draft.judged(draft.options.missing, np.array(missing, int), f"is not in {where}", MISSING_WAY_OUT)
     unique = draft.judged(
         draft.options.duplicates, np.array(twice, int), f"is more than once in {where}", TWICE_WAY_OUT
@@ -290,6 +303,7 @@ def add_labels(draft: Draft, labels: OpenLabels) -> None:
     own = draft.rows.take(~replaced | draft.strays[draft.rows.entry])
     draft.rows = own.plus(rows)
     draft.keep(is_there & unique)
+    return _refuse_shared(labels, np.array(uses, np.int64))
 
 
 # --- fields: files of fields of JSON columns, of which only the sizes are kept

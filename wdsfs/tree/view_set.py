@@ -15,9 +15,6 @@ from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import replace
 from typing import TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-
 from wdsfs import names
 from wdsfs.errors import ShardError, StaleShard, UnreadableShard, UsageError, ViewError, and_others, counted
 from wdsfs.index.record import Record
@@ -31,16 +28,23 @@ from wdsfs.tree.content import Content, ContentColumns
 from wdsfs.tree.draft import Ingredients
 from wdsfs.tree.freshness import Generations
 from wdsfs.tree.indexing import NotIndexed
-from wdsfs.tree.label_files import LabelFiles
-from wdsfs.tree.label_table import KeyList, open_key_list, open_labels
+from wdsfs.tree.label_files import KEY_COLUMN_WAY_OUT, LabelFiles, text_of_files
+from wdsfs.tree.label_names import Uses, shared_error, shared_row
+from wdsfs.tree.label_table import KeyList, Missing, OpenLabels, open_key_list, open_labels
 from wdsfs.tree.shard_access import Access
 from wdsfs.tree.shard_set import ShardSet
 from wdsfs.tree.view_content import ViewContent
-from wdsfs.tree.view_record import LISTED, compose, digits_needed, refusal, refuse
+from wdsfs.tree.view_record import LABELLED, LISTED, compose, digits_needed, refusal, refuse
 
 log = logging.getLogger(__name__)
 
+OpenTable = Callable[..., AbstractContextManager[OpenLabels | KeyList]]  # `open_labels` or `open_key_list`
 Found = TypeVar("Found", tuple[str, str], tuple[str, Problem, int])
+
+
+def _named(missing: Missing) -> str:
+    first = ", ".join(repr(names.readable(key)) for key in missing.first)
+    return first + (" ..." if missing.number > len(missing.first) else "")
 
 
 def is_view(shards: Sequence[Shard], composition: Composition) -> bool:
@@ -216,37 +220,74 @@ class ViewSet(ShardSet):
 
         Raises StaleShard if the list changes meanwhile.
         """
-        files, used = self._companions.keys, list[NDArray[np.int64]]()
+        files = self._companions.keys
         if files is None:
             return None
-        self.distrust()  # or records would be of the list of a second ago
+        missing, uses = self._compared(files, LISTED, open_key_list)
+        if not missing.number:
+            return None
+        what = f"--keys {text_of_files(files)}: of its {counted(missing.lines, 'key')}"
+        if not any(map(len, uses)):
+            raise ViewError(
+                f"{what} none is that of a sample of the set (first: {_named(missing)}); a line is KEY or "
+                "SHARD/KEY, as the mount shows them, or the name of a file"
+            )
+        are = "is" if missing.number == 1 else "are"
+        return f"{what} {missing.number:,} {are} not in the set: {_named(missing)}"
+
+    def labels_missing(self) -> list[str]:
+        """Return remarks on the rows of label files that no sample has. Raises as `keys_missing`."""
+        texts = []
+        for number, files in enumerate(self._companions.labels):
+            missing, _ = self._compared(files, LABELLED.format(number), open_labels)
+            if missing.number:
+                what = f"--associate {text_of_files(files)}: of its {counted(missing.lines, 'row')}"
+                are = "is" if missing.number == 1 else "are"
+                texts.append(f"{what} {missing.number:,} {are} of no sample in the set: {_named(missing)}")
+        return texts
+
+    def _compared(self, files: LabelFiles, section: str, open_table: OpenTable) -> tuple[Missing, list[Uses]]:
+        """Return the rows of a table that no sample has, and how samples use the others. Raises as `keys_missing`.
+
+        Raises ViewError, too, for a row that several samples have by leaving out directories.
+        """
+        uses = list[Uses]()
+        self.distrust()  # or records would be of the table of a second ago
         before = self._watch.number()
-        changed = StaleShard(f"{files[0].text} has changed while it was compared with the set")
+        changed = StaleShard(f"{text_of_files(files)} has changed while it was compared with the set")
         for number in self.numbers:
             try:
                 record = self.record(number)
-                used += [record.array(LISTED)] if LISTED in record.column else []
+                uses += [record.array(section)] if section in record.column else []
             except NotIndexed:
                 if self.shards[number].path not in self.unmade:
                     raise changed from None
             except ShardError:  # a warning of its own
                 pass
-        with self._key_list(files) as keys:
-            missing = keys.missing(used)
+        fingerprints = self._watch.fingerprints_of(files)
         self.distrust()
         if self._watch.number() != before:
             raise changed
-        if not missing.number:
-            return None
-        first = ", ".join(repr(names.readable(key)) for key in missing.first)
-        more = " ..." if missing.number > len(missing.first) else ""
-        what = f"--keys {files[0].text}{and_others(len(files))}: of its {counted(missing.lines, 'key')}"
-        if not any(map(len, used)):
-            raise ViewError(
-                f"{what} none is that of a sample of the set (first: {first}{more}); a line is KEY or "
-                "SHARD/KEY, as the mount shows them"
-            )
-        return f"{what} {missing.number:,} {'is' if missing.number == 1 else 'are'} not in the set: {first}{more}"
+        with open_table(files, fingerprints, self.access.open) as table:
+            shared = shared_row(uses)
+            if shared is not None:
+                raise shared_error(files, table.name(shared))
+            return table.missing(uses), uses
+
+    def guesses(self) -> list[str]:
+        """Return remarks on the columns of keys that no option has named. Raises ShardError."""
+        labels, keys = self._companions.labels, self._companions.keys
+        tables: list[tuple[str, LabelFiles, OpenTable]] = [("--associate", files, open_labels) for files in labels]
+        tables += [] if keys is None else [("--keys", keys, open_key_list)]
+        texts = []
+        for option, files, open_table in tables:
+            with open_table(files, self._watch.fingerprints_of(files), self.access.open) as table:
+                if table.guessed:
+                    columns = " and ".join(map(repr, table.guessed))
+                    texts.append(
+                        f"{option} {text_of_files(files)}: the keys are in {columns}; {KEY_COLUMN_WAY_OUT}"
+                    )
+        return texts
 
     def _wait_for_writers(self) -> None:
         """Wait until a later write to a companion would show in its times."""
