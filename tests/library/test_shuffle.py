@@ -25,6 +25,7 @@ from tests.conftest import ROOT, Program
 from tests.library.conftest import expected
 from tests.peers import LONG_PATIENCE, TOOLS, environment_of, need_tool
 from tests.thorough import examples
+from wdsfs.library import shuffle
 from wdsfs.tree import sample_order
 
 LARGE = range(10_000_000)
@@ -165,6 +166,8 @@ def test_an_order_never_changes() -> None:
         "ranks": "dd0999c877852dae",
         "resumed": "5ed749ce0d38a9bd",
     }
+    bounds = sample_order.RANGES_MAX, sample_order.COMPLETE_MAX, shuffle.RANGE_BYTES, shuffle.OPEN_RANGES
+    assert bounds == (1 << 20, 1 << 20, 4 << 20, 100)
     counts, sizes = [0, 3, 5000, 1, 2_000], [512, 9 << 20, 20 << 20, 1, 1]
     assert sample_order.cut(counts, sizes, 4 << 20).starts.tolist() == [
         *(0, 1, 2),  # ranges have at least a sample
