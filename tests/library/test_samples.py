@@ -210,7 +210,7 @@ def test_the_records_of_equal_keys_are_used_again(shards: str, monkeypatch: pyte
         (["d0/k0-2\0d0/k0-1"], wdsfs.UsageError, "a key has a NUL"),
         (["\ud800"], wdsfs.UsageError, "is not UTF-8"),
         (["k" * (2 << 20)], wdsfs.UsageError, "longer than 1 MiB"),
-        (["nothing"], wdsfs.ViewError, "none is that of a sample"),
+        (["nothing"], wdsfs.ViewError, "is not in the set"),
     ],
 )
 def test_what_is_no_list_of_keys(shards: str, keys: Any, error: type[Exception], text: str) -> None:

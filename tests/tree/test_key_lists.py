@@ -377,7 +377,7 @@ def test_what_is_listed_and_not_there_is_said(program: Program) -> None:
     assert len(program.run("ls", "--keys", "long.txt", "s{0..2}.tar").stderr) < 500
     program.write("none.txt", b"\x1b[2Jgone\n")
     refusal = program.run("ls", "--keys", "none.txt", "s{0..2}.tar", code=3).stderr
-    assert b"of its 1 key none is that of a sample of the set (first: '\\x1b[2Jgone')" in refusal
+    assert b"of its 1 key 1 is not in the set: '\\x1b[2Jgone'" in refusal
     assert "write it into a file" in program.refused("mount", "--keys", "-", "s0.tar", program.mountpoint, code=2)
 
 

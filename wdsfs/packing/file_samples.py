@@ -35,6 +35,7 @@ from wdsfs.packing import reasons
 from wdsfs.packing.file_table import FileTable, FoundDirectory, LeftOut
 from wdsfs.packing.plan import Numbers
 from wdsfs.tree.label_files import KIND_OF_SUFFIX, NO_KEY, ORDER, LabelSource, label_error, label_file
+from wdsfs.tree.label_names import sample_name
 from wdsfs.tree.label_rows import read_keys
 
 AUTO, FILES, SAMPLES, CLASSES = "auto", "files", "samples", "classes"
@@ -569,12 +570,13 @@ def _hashed(samples: Keyed, salt: bytes) -> NDArray[np.uint64]:
 def _as_listed(samples: Samples, text: str, left_out: LeftOut) -> Numbers:
     file = label_file(text, ORDER)
     numbers = {samples.key(number): number for number in range(len(samples))}
-    listing = dict[bytes, int]()
-    for keys, lines in read_keys(LabelSource(file, DOOR.open_shard)):
-        for key, line in zip(keys, lines, strict=True):
+    listing, reading = dict[bytes, int](), names.Reading(last_dot=samples.layout.last_dot)
+    for given, lines in read_keys(LabelSource(file, DOOR.open_shard)):
+        for typed, line in zip(given, lines, strict=True):
+            key = typed if typed in numbers else sample_name(typed, reading)[0]
             if key and key not in numbers:
                 what = "occurs twice" if key in listing else "is the key of no sample"
-                raise UsageError(f"--order {file.text}:{line}: {readable(key)!r} {what}")
+                raise UsageError(f"--order {file.text}:{line}: {readable(typed)!r} {what}")
             if key:
                 listing[key] = numbers.pop(key)
     if not listing:

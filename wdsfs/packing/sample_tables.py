@@ -12,14 +12,15 @@ import numpy as np
 
 from wdsfs.door.shard_door import DOOR
 from wdsfs.errors import CommitError, UsageError, counted, several
-from wdsfs.names import KEY_COLUMN, lower_case, readable
+from wdsfs.names import KEY_COLUMN, Reading, lower_case, readable
 from wdsfs.packing import reasons
 from wdsfs.packing.cluster_units import changed_since_planned
 from wdsfs.packing.file_samples import Keyed
 from wdsfs.tar.headers import BLOCK, padded
 from wdsfs.tree.composition import Column
-from wdsfs.tree.label_files import TABLE, columns_text, fingerprints_of, label_files
-from wdsfs.tree.label_table import open_labels
+from wdsfs.tree.label_files import TABLE, columns_text, fingerprints_of, label_files, text_of_files
+from wdsfs.tree.label_names import Uses
+from wdsfs.tree.label_table import OpenLabels, missing_text, open_labels, refuse_shared
 
 AT_ONCE = 10_000  # samples whose rows are looked up together
 NAMED = 3  # samples without a row that are named
@@ -38,7 +39,7 @@ class SampleTables:
 
     def __init__(self, texts: Sequence[str], columns: Sequence[Column], *, with_keys: bool = False) -> None:
         self._with_keys = with_keys
-        named = [label_files(text, TABLE) for text in texts]
+        named = [label_files(text, TABLE, Reading(last_dot=with_keys)) for text in texts]
         self._tables = [(files, fingerprints_of(files, DOOR.look)) for files in named]
         self._columns = columns
         self.guesses: list[str] = []  # which columns have the keys
@@ -78,15 +79,19 @@ class SampleTables:
             extensions[lower] = f"--columns NAME={text}"
         return extensions | ({KEY_COLUMN: "--key-ends first-dot"} if self._with_keys else {})
 
-    def members_of(self, keys: Sequence[bytes]) -> list[Added]:
+    def members_of(self, keys: Sequence[bytes], uses: Sequence[list[Uses]] = ()) -> list[Added]:
         """Return the members that the samples of these keys get; none for a sample without a row.
+
+        `uses` gets which rows of each table are used.
 
         Raises CommitError for a sample with two rows, ViewError, ShardErrors.
         """
         rows: list[Row] = [{} for _ in keys]
-        for files, fingerprints in self._tables:
+        for at, (files, fingerprints) in enumerate(self._tables):
             with open_labels(files, fingerprints) as labels:
                 there = labels.find(keys)
+            for some in uses[at : at + 1]:
+                some.append(OpenLabels.uses(there.values()))
             if fingerprints_of(files, DOOR.look) != fingerprints:
                 raise changed_since_planned(files[0].path)
             for key, row in zip(keys, rows, strict=True):
@@ -110,10 +115,11 @@ class SampleTables:
         """Look up the rows of all samples. Raises as `members_of`, and CommitError if there are none."""
         without, first = 0, list[bytes]()
         self.sizes, self.lengths = np.zeros(len(samples), np.int64), np.zeros(len(samples), np.int64)
+        uses = [list[Uses]() for _ in self._tables]
         for start in range(0, len(samples) if self._tables or self._with_keys else 0, AT_ONCE):
             numbers = range(start, min(start + AT_ONCE, len(samples)))
             keys = [*map(samples.key, numbers)]
-            for number, key, added in zip(numbers, keys, self.members_of(keys), strict=True):
+            for number, key, added in zip(numbers, keys, self.members_of(keys, uses), strict=True):
                 self.sizes[number] = sum(len(content) for _, content in added)
                 self.lengths[number] = sum(BLOCK + padded(len(content)) for _, content in added)
                 if len(added) == self._with_keys:
@@ -125,3 +131,9 @@ class SampleTables:
             if without == len(samples):
                 raise CommitError(f"--table: {text}; FILE:COLUMN names the column of their keys")
             self.remarks.append(f"--table: {text}")
+        for table, some in zip(self._tables, uses, strict=True):
+            with open_labels(*table) as labels:
+                refuse_shared(labels, some)
+                missing = labels.missing(some)
+            text = f"--table {text_of_files(table[0])}: {missing_text(missing, 'row', 'of no sample')}"
+            self.remarks += [text] if missing.number else []

@@ -405,7 +405,7 @@ def sets_of(lower: ShardSet, options: PackOptions, on_shard: Callable[[], None])
     if options.order is None:
         order = shuffled(samples, options.shuffle)
     else:
-        places = samples.listed(label_file(options.order, ORDER))
+        places = samples.listed(label_file(options.order, ORDER, lower.shards[0].reading))
         order = np.argsort(places, kind="stable")[np.count_nonzero(places < 0) :]
         if len(order) < len(samples) and not options.leave_out:
             missing = counted(len(samples) - len(order), "sample")

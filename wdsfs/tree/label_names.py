@@ -23,9 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wdsfs import names
-from wdsfs.errors import ViewError
 from wdsfs.names import MEDIA, Reading
-from wdsfs.tree.label_files import LabelFiles, text_of_files
 
 _DEPTH = 8  # directories that may be left out
 _FORM_MAX = 1024  # bytes of a name in `names`
@@ -111,11 +109,3 @@ def shared_row(uses: Sequence[Uses]) -> int | None:
     for some in uses if len(loose) else ():
         shared = np.concatenate((shared, np.intersect1d(some[some & 1 == 0] >> 1, loose)))
     return int(shared[0]) if len(shared) else None
-
-
-def shared_error(files: LabelFiles, name: bytes) -> ViewError:
-    """Return the error about the name in a row that several samples use."""
-    return ViewError(
-        f"{text_of_files(files)}: {names.readable(name)!r} is the name of several samples; write the directories "
-        "that tell them apart, or keys without an extension"
-    )

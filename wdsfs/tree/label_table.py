@@ -31,7 +31,7 @@ from wdsfs import names
 from wdsfs.cache import file_cache
 from wdsfs.cache.file_cache import NewFile
 from wdsfs.door.shard_door import DOOR
-from wdsfs.errors import MissingShard, UnreadableShard
+from wdsfs.errors import MissingShard, UnreadableShard, ViewError, counted
 from wdsfs.shards import Fingerprint
 from wdsfs.tree.label_files import (
     COLUMNS_MAX,
@@ -44,8 +44,9 @@ from wdsfs.tree.label_files import (
     OpenFile,
     Row,
     label_error,
+    text_of_files,
 )
-from wdsfs.tree.label_names import ADD, BEGIN, END, Uses, forms_of, rows_meant, sample_name, uses_of
+from wdsfs.tree.label_names import ADD, BEGIN, END, Uses, forms_of, rows_meant, sample_name, shared_row, uses_of
 from wdsfs.tree.label_rows import read_keys, read_rows
 
 FORMAT, LABELS, KEYS, NAMES = "4", "labels", "keys", "names"  # of tables in the cache, and their kinds
@@ -120,6 +121,12 @@ class OpenLabels:
             is_used[some >> 1] = True
         first = np.flatnonzero(~is_used)[:NAMED].tolist()
         return Missing(int(count + 1 - is_used.sum()), count, [self.name(row)[:SHOWN] for row in first])
+
+    @staticmethod
+    def uses(matches: Iterable[Sequence[LabelRow]]) -> Uses:
+        """Return which rows are used by samples that `find` has found these for."""
+        rows = [some for some in matches if len(some) == 1 or not some[0].is_loose]
+        return np.array([row.number << 1 | row.is_loose for some in rows for row in some], np.int64)
 
     def name(self, row: int) -> bytes:
         """Return the key in a row, without the extension of a file."""
@@ -346,6 +353,24 @@ class KeyList:
             count += len(places)
             first = np.sort(np.concatenate((first, places)))[:NAMED]
         return Missing(count, self.lines, [self.name(place)[:SHOWN] for place in first.tolist()])
+
+
+def refuse_shared(table: OpenLabels | KeyList, uses: Sequence[Uses]) -> None:
+    """Raise ViewError if two samples have a row of the table by leaving out directories."""
+    row = shared_row(uses)
+    if row is not None:
+        raise ViewError(
+            f"{text_of_files(table.files)}: {names.readable(table.name(row))!r} is the name of several samples; "
+            "write the directories that tell them apart, or keys without an extension"
+        )
+
+
+def missing_text(missing: Missing, kind: str, where: str) -> str:
+    """Return `of its 9 rows 2 are ...: 'a', 'b'` for a message about a table that has such rows."""
+    first = ", ".join(repr(names.readable(key)) for key in missing.first)
+    more = " ..." if missing.number > len(missing.first) else ""
+    are = "is" if missing.number == 1 else "are"
+    return f"of its {counted(missing.lines, kind)} {missing.number:,} {are} {where}: {first}{more}"
 
 
 @contextlib.contextmanager

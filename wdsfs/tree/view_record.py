@@ -48,8 +48,8 @@ from wdsfs.tree.draft import (
     rows_of,
 )
 from wdsfs.tree.label_files import text_of_files
-from wdsfs.tree.label_names import Uses, shared_error, shared_row
-from wdsfs.tree.label_table import KeyList, OpenLabels
+from wdsfs.tree.label_names import Uses
+from wdsfs.tree.label_table import KeyList, OpenLabels, refuse_shared
 from wdsfs.tree.view_content import FIELD, NOTHING, OWN, VALUES
 
 LISTED = "keys.place"  # the section with how samples of the shard use the list of keys: see `label_names.Uses`
@@ -110,17 +110,10 @@ def _choose(draft: Draft, keys: KeyList) -> None:
     samples = draft.samples()
     is_kept = np.zeros(len(draft.paths), bool)
     places, uses = keys.find(draft.source.shard.name, [draft.paths[entry] for entry in samples.tolist()])
-    draft.used[LISTED] = _refuse_shared(keys, uses)
+    refuse_shared(keys, [uses])
+    draft.used[LISTED] = uses
     is_kept[samples[places >= 0]] = True
     draft.keep(is_kept)
-
-
-def _refuse_shared(table: KeyList | OpenLabels, uses: Uses) -> Uses:
-    """Return how samples use a table. Raises ViewError if two have one row by leaving out directories."""
-    shared = shared_row([uses])
-    if shared is not None:
-        raise shared_error(table.files, table.name(shared))
-    return np.unique(uses)
 
 
 def _derived(draft: Draft) -> DerivedMembers:
@@ -269,12 +262,9 @@ def add_labels(draft: Draft, labels: OpenLabels) -> Uses:
     files = list(zip(labels.files, labels.fingerprints, strict=True))
     places: dict[int, int] = {}
     missing, twice, added = [], [], []
-    uses = list[int]()
     numbers: dict[bytes, int] = {}
     for entry in samples:
         lines = known.get(draft.paths[entry])
-        if lines and not (len(lines) > 1 and lines[0].is_loose):
-            uses += [line.number << 1 | line.is_loose for line in lines]
         if lines is None:
             missing.append(entry)
         elif len(lines) > 1:
@@ -303,7 +293,9 @@ def add_labels(draft: Draft, labels: OpenLabels) -> Uses:
     own = draft.rows.take(~replaced | draft.strays[draft.rows.entry])
     draft.rows = own.plus(rows)
     draft.keep(is_there & unique)
-    return _refuse_shared(labels, np.array(uses, np.int64))
+    uses = labels.uses(known.values())
+    refuse_shared(labels, [uses])
+    return np.unique(uses)
 
 
 # --- fields: files of fields of JSON columns, of which only the sizes are kept

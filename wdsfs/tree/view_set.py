@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from wdsfs import names
-from wdsfs.errors import ShardError, StaleShard, UnreadableShard, UsageError, ViewError, and_others, counted
+from wdsfs.errors import ShardError, StaleShard, UnreadableShard, UsageError, ViewError, and_others
 from wdsfs.index.record import Record
 from wdsfs.index.record_of_file import PATIENCE_SECONDS
 from wdsfs.index.store import COMMIT_BYTES, COMMIT_SECONDS, Index
@@ -29,8 +29,16 @@ from wdsfs.tree.draft import Ingredients
 from wdsfs.tree.freshness import Generations
 from wdsfs.tree.indexing import NotIndexed
 from wdsfs.tree.label_files import KEY_COLUMN_WAY_OUT, LabelFiles, text_of_files
-from wdsfs.tree.label_names import Uses, shared_error, shared_row
-from wdsfs.tree.label_table import KeyList, Missing, OpenLabels, open_key_list, open_labels
+from wdsfs.tree.label_names import Uses
+from wdsfs.tree.label_table import (
+    KeyList,
+    Missing,
+    OpenLabels,
+    missing_text,
+    open_key_list,
+    open_labels,
+    refuse_shared,
+)
 from wdsfs.tree.shard_access import Access
 from wdsfs.tree.shard_set import ShardSet
 from wdsfs.tree.view_content import ViewContent
@@ -40,11 +48,6 @@ log = logging.getLogger(__name__)
 
 OpenTable = Callable[..., AbstractContextManager[OpenLabels | KeyList]]  # `open_labels` or `open_key_list`
 Found = TypeVar("Found", tuple[str, str], tuple[str, Problem, int])
-
-
-def _named(missing: Missing) -> str:
-    first = ", ".join(repr(names.readable(key)) for key in missing.first)
-    return first + (" ..." if missing.number > len(missing.first) else "")
 
 
 def is_view(shards: Sequence[Shard], composition: Composition) -> bool:
@@ -226,24 +229,18 @@ class ViewSet(ShardSet):
         missing, uses = self._compared(files, LISTED, open_key_list)
         if not missing.number:
             return None
-        what = f"--keys {text_of_files(files)}: of its {counted(missing.lines, 'key')}"
+        text = f"--keys {text_of_files(files)}: {missing_text(missing, 'key', 'not in the set')}"
         if not any(map(len, uses)):
-            raise ViewError(
-                f"{what} none is that of a sample of the set (first: {_named(missing)}); a line is KEY or "
-                "SHARD/KEY, as the mount shows them, or the name of a file"
-            )
-        are = "is" if missing.number == 1 else "are"
-        return f"{what} {missing.number:,} {are} not in the set: {_named(missing)}"
+            raise ViewError(f"{text}; a line is KEY or SHARD/KEY, as the mount shows them, or the name of a file")
+        return text
 
     def labels_missing(self) -> list[str]:
         """Return remarks on the rows of label files that no sample has. Raises as `keys_missing`."""
         texts = []
         for number, files in enumerate(self._companions.labels):
             missing, _ = self._compared(files, LABELLED.format(number), open_labels)
-            if missing.number:
-                what = f"--associate {text_of_files(files)}: of its {counted(missing.lines, 'row')}"
-                are = "is" if missing.number == 1 else "are"
-                texts.append(f"{what} {missing.number:,} {are} of no sample in the set: {_named(missing)}")
+            text = f"--associate {text_of_files(files)}: {missing_text(missing, 'row', 'of no sample in the set')}"
+            texts += [text] if missing.number else []
         return texts
 
     def _compared(self, files: LabelFiles, section: str, open_table: OpenTable) -> tuple[Missing, list[Uses]]:
@@ -269,9 +266,7 @@ class ViewSet(ShardSet):
         if self._watch.number() != before:
             raise changed
         with open_table(files, fingerprints, self.access.open) as table:
-            shared = shared_row(uses)
-            if shared is not None:
-                raise shared_error(files, table.name(shared))
+            refuse_shared(table, uses)
             return table.missing(uses), uses
 
     def guesses(self) -> list[str]:
