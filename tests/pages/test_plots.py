@@ -60,7 +60,7 @@ def test_classes() -> None:
     assert plot.columns == ("folder", "samples")
     assert plot.bars == (Bar(("Käse", "10"), 1), Bar(("dog", "5"), 0.5), Bar((r"\xff", "1"), 0.1))
     assert plot.alt == "Samples by folder: 3 classes of 1 to 10 samples."
-    assert plot_classes(distribution()).alt == "No class is known: the keys have no folders."
+    assert plot_classes(distribution()).alt == "The keys have no folders."
     many = plot_classes(distribution(classes={f"class {n}".encode(): 1 + n for n in range(100_000)}))
     assert (len(many.bars), many.bars[0].cells) == (100 + 1, ("class 99999", "100,000"))
     assert many.bars[-1].cells[0] == "99,900 more"

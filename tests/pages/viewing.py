@@ -193,6 +193,7 @@ class Browser:
 
     def search(self, **fields: str) -> None:
         """Fill in the filter, and show what passes."""
+        self.run("document.querySelectorAll('details').forEach(one => { one.open = true })")
         for name, value in fields.items():
             field = self.one(f".filter [name={name}]")
             field.clear()
@@ -268,7 +269,11 @@ def a_shard(number: int, count: int = 40) -> bytes:
     for at in range(count):
         key = b"class%d/image%d%03d" % (at % 4, number, at)
         members.append(tars.member(key + b".png", picture(number * 40 + at * 5)))
-        members.append(tars.member(key + b".json", b'{"label": %d, "of": {"shard": "s%d"}}' % (at % 7, number)))
+        members.append(
+            tars.member(
+                key + b".json", b'{"label": %d, "score": %d, "of": {"shard": "s%d"}}' % (at % 7, at * at, number)
+            )
+        )
         members.append(tars.member(key + b".cls", b"%d" % (at % 4)))
         if at % 10 == 0:
             members.append(tars.member(key + b".npy", array()))

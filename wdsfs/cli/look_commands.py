@@ -37,6 +37,7 @@ from wdsfs.cli.output import (
 )
 from wdsfs.cli.process import ended_in_order
 from wdsfs.cli.view_options import (
+    class_names_option,
     composition_options,
     keys_option,
     numbered_tree_options,
@@ -266,6 +267,7 @@ _NEEDED = ("duckdb", "jinja2", "PIL", "pyarrow", "starlette", "tinytag", "uvicor
 )
 @set_options
 @composition_options
+@class_names_option
 @click.option(
     "--port", type=click.IntRange(0, 65535), default=0, help="The port on 127.0.0.1.  [default: a free one]"
 )
@@ -277,6 +279,7 @@ def view(
     sources: tuple[str, ...],
     selection: Selection,
     composition: Composition,
+    class_names: str | None,
     port: int,
     browser: bool,
     opening: Opening,
@@ -305,8 +308,8 @@ def view(
 
     mount = mount_search.find_viewed(sources)
     if mount is None:
-        opened = open_shards(sources, selection, composition, opening)
-    elif selection.arguments or not composition.is_plain:
+        opened = open_shards(sources, selection, composition, opening, class_names)
+    elif selection.arguments or not composition.is_plain or class_names:
         raise UsageError("options of the set are for SHARDS; a mount knows what it shows")
     else:
         opened = open_mount(mount, opening)

@@ -260,6 +260,8 @@ composition_options = all_of(
     gather_options("composition", _composition, group_in_section(SHOWN, _FOR_COLUMNS)), decode_members_is_gone
 )
 
+class_names_option = in_section(SHOWN, _COMPOSITION["class_names"])
+
 _TREE = group_in_section(SHOWN, {**_view_group("samples", "files", "classes"), **_COMPOSITION})
 
 tree_options = all_of(gather_options("tree", _tree, _TREE), decode_members_is_gone)

@@ -6,7 +6,7 @@ import dataclasses
 import fnmatch
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
 from wdsfs.errors import UsageError, several
@@ -25,7 +25,7 @@ OPERATORS = {
     "present": "is there",
     "missing": "is missing",
 }
-_WORDS = {"q": "key", "has": "with column", "lacks": "without"}
+_WORDS = {"q": "key", "shard": "shard", "class_": "class", "has": "with column", "lacks": "without"}
 _FIELDS = ("q", "shard", "class", "has", "lacks")
 
 
@@ -91,11 +91,21 @@ class Filter:
     @property
     def text(self) -> str:
         """The filter in words."""
-        begun = dataclasses.replace(self, conditions=(), order="", down=False).fields()
-        texts = [f"{_WORDS.get(name, name)} {value}" for name, value in begun]
-        texts += [condition.text for condition in self.conditions]
-        texts += [f"by {self.order}{', largest first' * self.down}"] if self.order else []
-        return ", ".join(texts)
+        return ", ".join(text for text, _ in self.parts())
+
+    def parts(self) -> list[tuple[str, Filter]]:
+        """Return the conditions and the order in words, each with the filter without it."""
+        parts = []
+        for name, word in _WORDS.items():
+            value: bytes = getattr(self, name)
+            if value:
+                text = f"{word} {value.decode('utf-8', 'surrogateescape')}"
+                without: dict[str, Any] = {name: b""}
+                parts.append((text, dataclasses.replace(self, **without)))
+        parts += [(condition.text, self.minus(condition)) for condition in self.conditions]
+        if self.order:
+            parts.append((f"by {self.order}{', largest first' * self.down}", self.ordered("")))
+        return parts
 
     def plus(self, condition: Condition) -> Filter:
         """Return the filter with one more condition, which replaces others of its column."""

@@ -141,8 +141,9 @@ class TableOfSet:
         return next((name for name in CAPTIONS if name in self._maker.columns), None)
 
     def class_column(self) -> str | None:
-        """Return the first column with classes; None if there is none."""
-        return next((column.name for column in self.columns() if column.kind == "class"), None)
+        """Return the first column with classes, a file before a field; None if there is none."""
+        names = (column.name for column in self.columns() if column.kind == "class")
+        return min(names, key=lambda name: name.count("."), default=None)
 
     def class_name(self, value: object) -> str | None:
         """Return the name of a class; None if it has none."""

@@ -27,7 +27,7 @@ import time
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
@@ -480,7 +480,7 @@ class Subject(NamedTuple):
 
     `place` is None where samples have other paths in a mount than here. `note` is shown on every page: how the
     pages differ from the mount. `renewal` is that of a mount. `class_names` are the names of classes by their
-    values in samples.
+    values in samples. `words` choose the set on a command line.
     """
 
     snapshots: Snapshots
@@ -489,22 +489,29 @@ class Subject(NamedTuple):
     renewal: Renewal | None = None
     composition: Composition = Composition()
     class_names: Mapping[str, str] = {}
+    words: tuple[str, ...] = ("SHARDS",)
 
 
 @contextlib.contextmanager
 def open_shards(
-    specs: Sequence[str], selection: Selection, composition: Composition, opening: Opening
+    specs: Sequence[str],
+    selection: Selection,
+    composition: Composition,
+    opening: Opening,
+    class_names: str | None = None,
 ) -> Iterator[Subject]:
-    """Open the set that these words name. Raises what `tree.opening.open_typed_set` raises."""
+    """Open the set that these words name; `class_names` is the path of a file.
+
+    Raises what `tree.opening.open_typed_set` raises, and UsageError.
+    """
     place = None
+    words = *shlex.split(replace(composition, keys=None).text), *selection.arguments, *specs
     if composition.is_plain and selection.reading.is_plain:  # else no overlay can be made
-        command = ["wdsfs", "mount", "--overlay", "DIR", *selection.arguments, *specs, "MOUNTPOINT"]
-        place = Place("MOUNTPOINT", shlex.join(command))
+        place = Place("MOUNTPOINT", shlex.join(["wdsfs", "mount", "--overlay", "DIR", *words, "MOUNTPOINT"]))
     with open_typed_set(specs, selection, opening, composition) as shards:
-        class_names = _class_names_of(composition, shards)
-        yield Subject(
-            Snapshots(_samples_of(shards)), place=place, composition=composition, class_names=class_names
-        )
+        names = _class_names_of(class_names, shards)
+        snapshots = Snapshots(_samples_of(shards))
+        yield Subject(snapshots, place, composition=composition, class_names=names, words=words)
 
 
 @contextlib.contextmanager
@@ -515,23 +522,21 @@ def open_mount(mount: LiveMount, opening: Opening) -> Iterator[Subject]:
         place = Place(mount.mountpoint, "") if has_same_paths else None
         composition = mount.options.composition
         with in_directory(mount.directory) if composition.names_files else contextlib.nullcontext():
-            class_names = _class_names_of(composition, renewal.snapshots.tree.lower)
+            class_names = _class_names_of(composition.class_names, renewal.snapshots.tree.lower)
         yield Subject(
             renewal.snapshots, place, difference_from(mount), renewal, composition, class_names=class_names
         )
 
 
-def _class_names_of(composition: Composition, shards: ShardSet) -> dict[str, str]:
-    """Return the names of classes by --class-names, or by a file `classes.txt` beside the first shard."""
-    path = composition.class_names
-    if path is None:
-        path = os.path.join(os.path.dirname(os.fsdecode(shards.shards[0].path)), "classes.txt")
-    try:
+def _class_names_of(path: str | None, shards: ShardSet) -> dict[str, str]:
+    """Return the names of classes in this file, or in `classes.txt` beside the first shard. Raises UsageError."""
+    if path is not None:
+        return read_class_names(path)
+    path = os.path.join(os.path.dirname(os.fsdecode(shards.shards[0].path)), "classes.txt")
+    with contextlib.suppress(OSError, UsageError):
         status = os.stat(path)
         if stat.S_ISREG(status.st_mode) and status.st_size <= NAMES_MAX:
             return read_class_names(path)
-    except (OSError, UsageError):
-        pass
     return {}
 
 

@@ -41,7 +41,7 @@ from wdsfs.pages.filters import Filter
 from wdsfs.pages.grid import PAGE, WAIT_SECONDS, Grid, query_of
 from wdsfs.pages.preview import PLAYERS, Picture, Source, content_of, decoded, without_controls
 from wdsfs.pages.previewer import Previewer
-from wdsfs.pages.set_query import Neighbours, TableOfSet
+from wdsfs.pages.set_query import Histogram, Neighbours, TableOfSet
 from wdsfs.pages.shown_set import File, FileOrigin, Snapshot, Subject
 from wdsfs.tree.statistics import UNREADABLE, Distribution
 
@@ -84,7 +84,7 @@ class Site:
         self._making = threading.Lock()  # once for all who ask meanwhile
         self._downloads = Downloads(self._with_source, self._slow, self._refused)
         self.table = TableOfSet(subject)
-        self._grid = Grid(self.table, self._page, secrets.token_hex(4))
+        self._grid = Grid(self.table, self._page, secrets.token_hex(4), subject.words)
         loader = jinja2.FileSystemLoader(_HERE / "templates")
         self._templates = jinja2.Environment(
             loader=loader, autoescape=True, trim_blocks=True, undefined=jinja2.StrictUndefined
@@ -283,7 +283,9 @@ class Site:
 
     def plots(self, now: Snapshot, request: Request) -> Response:
         """Return the plots."""
-        return self._page("plots.html", plots=self._of_version(now, _plots))
+        counts, column = self._of_version(now, _counted), self.table.class_column()
+        by_class = [] if column is None else [plot_values(self.table.top(now, Filter(), column))]
+        return self._page("plots.html", plots=[*plots_of(counts), *by_class])
 
     def problems(self, now: Snapshot, request: Request) -> Response:
         """Return the shards that are damaged, and the findings of `check`, as far as the index knows."""
@@ -346,10 +348,6 @@ def _all_findings(now: Snapshot) -> Iterator[tuple[bytes, Any]]:
         findings = judge.add(os.fsdecode(shard.name), lint, shard.miscount(lint.samples))
         yield from ((shard.name, finding) for finding in findings if finding.kind in SAMPLE_KINDS)
     yield from ((os.fsencode(name), finding) for name, finding in judge.missing())
-
-
-def _plots(now: Snapshot) -> list[Plot]:
-    return plots_of(_counted(now))
 
 
 def _counted(now: Snapshot) -> Distribution:
@@ -443,7 +441,7 @@ def plot_classes(counts: Distribution) -> Plot:
     """Return the samples of each class, the largest by name."""
     title = "Samples by folder"
     if not counts.classes:
-        return Plot(title, "No class is known: the keys have no folders.")
+        return Plot(title, "The keys have no folders.")
     ranked = sorted(counts.classes.items(), key=lambda item: (-item[1], item[0]))
     most, least = ranked[0][1], ranked[-1][1]
     bars = [Bar((_name(name), f"{samples:,}"), samples / most) for name, samples in ranked[:CLASSES_DRAWN]]
@@ -458,6 +456,18 @@ def plot_classes(counts: Distribution) -> Plot:
             alt += f" {counted(samples, 'sample')} {what}."
             bars.append(Bar((what, f"{samples:,}")))
     return Plot(title, alt, ("folder", "samples"), tuple(bars))
+
+
+def plot_values(histogram: Histogram) -> Plot:
+    """Return the most frequent values of a column."""
+    title = f"Samples by {_cut(histogram.column)}"
+    bars = [
+        Bar((_cut(bar.label), f"{bar.count:,}"), bar.count / histogram.bars[0].count) for bar in histogram.bars
+    ]
+    for samples, what in ((histogram.rest, "with other values"), (histogram.missing, "without")):
+        bars += [Bar((what, f"{samples:,}"))] * bool(samples)
+    alt = f"The {counted(len(histogram.bars), 'value')} with the most samples, as far as the table has them."
+    return Plot(title, alt, ("class", "samples"), tuple(bars))
 
 
 def _range_text(bits: int) -> str:
@@ -477,5 +487,10 @@ def size_text(size: int) -> str:
 
 def _name(name: bytes) -> str:
     """Return the name of a column or class with its middle left out where it is long."""
-    text, half = shown(name.decode("utf-8", "backslashreplace")), (NAME_MAX - 1) // 2
+    return _cut(name.decode("utf-8", "backslashreplace"))
+
+
+def _cut(name: str) -> str:
+    """Return a name with its middle left out where it is long."""
+    text, half = shown(name), (NAME_MAX - 1) // 2
     return text if len(text) <= NAME_MAX else f"{text[:half]}…{text[-half:]}"

@@ -1,4 +1,5 @@
-// Fills in what is on the screen (previews and snippets), and the keyboard. The pages work without it, by links.
+// Fills in what is on the screen (previews and snippets), refreshes what the table changes, and has the keyboard.
+// The pages work without it, by links.
 "use strict";
 
 const fill = {
@@ -33,6 +34,7 @@ function fillIn(part) {
     if (picture.complete && picture.src && !picture.naturalWidth && picture.currentSrc) replaceBroken(picture);
     else picture.addEventListener("error", () => replaceBroken(picture));
   }
+  if (navigator.clipboard) part.querySelectorAll(".command").forEach(addCopyButton);
 }
 
 // A thumbnail that cannot be made is replaced by a tile that says what the file is.
@@ -42,52 +44,43 @@ function replaceBroken(picture) {
   tile.textContent = "no picture";
   picture.replaceWith(tile);
 }
-fillIn(document);
 
-// A search that takes long answers with what it has found so far: ask on, until the page is full or somebody stops it.
-async function searchOn(place) {
-  const stopper = new AbortController();
-  const button = place.querySelector("button");
-  button.hidden = false;
-  button.addEventListener("click", () => stopper.abort());
-  const summary = document.querySelector(".summary");
-  summary.ariaBusy = "true"; // read out at the end, not each second
-  try {
-    while (place.dataset.on) {
-      const answer = await fetch(place.dataset.on, { signal: stopper.signal });
-      const page = new DOMParser().parseFromString(await answer.text(), "text/html");
-      if (!answer.ok) throw new Error(page.querySelector(".problem")?.textContent || "The server does not answer.");
-      takeOver(page, summary);
-      const next = page.querySelector("[data-on]");
-      place.dataset.on = next ? next.dataset.on : "";
-      if (next) place.querySelector("progress").value = next.querySelector("progress").value;
-    }
-    place.remove();
-  } catch (error) {
-    place.textContent = stopper.signal.aborted ? "Stopped." : error.message;
+function addCopyButton(command) {
+  const button = document.createElement("button");
+  button.type = "button";
+  button.textContent = "Copy";
+  button.addEventListener("click", async () => {
+    await navigator.clipboard.writeText(command.querySelector("code").textContent);
+    button.textContent = "Copied";
+  });
+  command.append(button);
+}
+
+// While the table of the set is made, the page asks for itself again, and shows the parts that have changed.
+const shown = new Map();
+for (const part of document.querySelectorAll("[data-live]")) shown.set(part.dataset.live, part.innerHTML);
+
+async function refresh() {
+  const began = performance.now();
+  const answer = await fetch(location.href);
+  const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+  for (const part of answer.ok ? page.querySelectorAll("[data-live]") : []) {
+    const place = document.querySelector(`[data-live=${part.dataset.live}]`);
+    if (shown.get(part.dataset.live) === part.innerHTML || place.contains(document.activeElement)) continue;
+    shown.set(part.dataset.live, part.innerHTML);
+    place.replaceChildren(...part.childNodes);
+    fillIn(place);
   }
-  summary.ariaBusy = "false";
+  waitForTable(1000 + 4 * (performance.now() - began));
 }
 
-// Adds what a further answer has found to the grid. A sample whose key was looked for may come a second time.
-function takeOver(page, summary) {
-  const grid = document.querySelector(".grid");
-  const there = new Set([...grid.querySelectorAll("a")].map((link) => link.href));
-  const samples = [...page.querySelectorAll(".grid > li:not(.none)")].filter((one) => !there.has(one.querySelector("a").href));
-  if (samples.length) grid.querySelector(".none")?.remove();
-  else grid.querySelector(".none")?.replaceWith(...page.querySelectorAll(".grid > .none"));
-  const added = document.createDocumentFragment();
-  added.append(...samples);
-  const list = [...added.children];
-  grid.append(added);
-  list.forEach(fillIn);
-  summary.replaceChildren(...page.querySelector(".summary").childNodes);
-  document.querySelector(".unread")?.remove();
-  summary.after(...page.querySelectorAll(".unread"));
-  document.querySelector(".turn").replaceWith(page.querySelector(".turn"));
+function waitForTable(milliseconds) {
+  if (!document.querySelector(".state")) return;
+  setTimeout(() => (document.hidden ? waitForTable(1000) : refresh().catch(() => waitForTable(5000))), milliseconds);
 }
 
-for (const place of document.querySelectorAll("[data-on]")) searchOn(place);
+fillIn(document);
+waitForTable(1000);
 
 document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey) return;
@@ -96,8 +89,9 @@ document.addEventListener("keydown", (event) => {
   const wanted = turn ? document.querySelector(`a[rel=${turn}]`) : findKey(event.key);
   if (!wanted) return;
   event.preventDefault();
-  if (wanted.matches("input")) wanted.focus();
-  else wanted.click();
+  if (!wanted.matches("input")) return wanted.click();
+  wanted.closest("details").open = true; // which is folded on a narrow screen
+  wanted.focus();
 });
 
 function findKey(key) {
