@@ -319,7 +319,7 @@ def make_plan(directories: Sequence[str], options: PackOptions) -> FilePlan:
     """
     options.check()
     left_out = LeftOut()
-    tables = SampleTables(options.tables, options.columns, with_keys=options.last_dot)
+    tables = SampleTables(options.tables, options.columns, directories, with_keys=options.last_dot)
     table = walk(directories, options.walk._replace(tables=tables.paths), left_out)
     if not len(table):
         _refuse_losses(left_out, options)

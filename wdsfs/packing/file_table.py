@@ -83,7 +83,8 @@ class _Walk:
         self.checks_access = os.geteuid() != 0
         self.patterns = {os.fsencode(pattern).rstrip(b"/"): pattern for pattern in rules.exclude}
         real = os.path.realpath(self.top)
-        self.tables = {os.path.relpath(os.path.realpath(path), real) for path in rules.tables}
+        places = ((os.path.realpath(os.path.dirname(path)), os.path.basename(path)) for path in rules.tables)
+        self.tables = {os.path.relpath(os.path.join(*place), real) for place in places}
 
     def run(self) -> None:
         # When links are followed, the parents of each directory are needed to notice a loop.
