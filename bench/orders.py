@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 import wdsfs
+from wdsfs.library import shuffle
 
 SHARDS, SHARD, BATCH, WORKERS = 1000, 1000, 64, 4
 SAMPLES = SHARDS * SHARD
@@ -36,6 +37,7 @@ def quality(order: Order) -> str:
 
 def of_wdsfs(open_ranges: int) -> Order:
     """Of ranges with 64 samples, 4 MiB of images of 64 KiB."""
+    shuffle.PLAIN_RANGE = 64
     return np.array(list(wdsfs.Shuffle(range(SAMPLES), rank=0, world_size=1, open_ranges=open_ranges)))
 
 
@@ -64,8 +66,8 @@ def of_wids() -> Order:
 
 
 def of_mosaic(name: str) -> Order:
-    shuffle = getattr(importlib.import_module(f"streaming.base.shuffle.{name}"), f"get_shuffle_{name}")
-    return shuffle(np.full(SHARDS, SHARD), 1, 1, 0, 1 << 18)
+    get_shuffle = getattr(importlib.import_module(f"streaming.base.shuffle.{name}"), f"get_shuffle_{name}")
+    return get_shuffle(np.full(SHARDS, SHARD), 1, 1, 0, 1 << 18)
 
 
 ORDERS: dict[str, tuple[str, Callable[[], Order]]] = {

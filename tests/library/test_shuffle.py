@@ -31,6 +31,12 @@ from wdsfs.tree import sample_order
 LARGE = range(10_000_000)
 
 
+@pytest.fixture(autouse=True)
+def _ranges_of_64(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have `range(n)` stand for a set whose ranges have 64 samples."""
+    monkeypatch.setattr(shuffle, "PLAIN_RANGE", 64)
+
+
 def samples_of(batches: Iterator[Any]) -> list[int]:
     return [number for batch in batches for number in (batch if isinstance(batch, list) else [batch])]
 
@@ -178,11 +184,11 @@ def test_an_order_never_changes() -> None:
 
 def test_an_epoch_of_10_million_takes_little() -> None:
     """Of memory: less than 25 bytes a sample; the first batch after a resumption on more ranks, too."""
-    order = wdsfs.Shuffle(LARGE, batch_size=1000)
+    order = wdsfs.Shuffle(LARGE, batch_size=1000, open_ranges=100)
     state = {**order.state_dict(), "stages": [[8, 100, 600_000]]}
 
     def run() -> tuple[int, list[int]]:
-        resumed = wdsfs.Shuffle(LARGE, rank=5, world_size=64, batch_size=1000)
+        resumed = wdsfs.Shuffle(LARGE, rank=5, world_size=64, batch_size=1000, open_ranges=100)
         resumed.load_state_dict(state)
         return sum(len(batch) for batch in order), next(iter(resumed))
 
@@ -250,11 +256,20 @@ def quality(order: Any) -> tuple[float, float, float]:
 @pytest.mark.parametrize(("count", "ratio"), [(5000, 0.97), (200_000, 0.75)])
 def test_the_order_is_near_a_full_shuffle(count: int, ratio: float) -> None:
     """Of a small set it is one. Of any other a batch is of fewer shards, since so many ranges are open."""
-    trend, distance, shards = quality(np.array(list(wdsfs.Shuffle(range(count)))))
+    trend, distance, shards = quality(np.array(list(wdsfs.Shuffle(range(count), open_ranges=100))))
     full_trend, full_distance, full_shards = quality(np.random.default_rng(0).permutation(count))
     assert trend < 0.06 > full_trend
     assert shards > ratio * full_shards
     assert distance > full_distance * (0.97 if count == 5000 else 0.5 * 6400 / count)
+
+
+def test_data_sets_of_others_are_shuffled_completely(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    _, distance, shards = quality(np.array(list(wdsfs.Shuffle(range(50_000)))))
+    assert (round(distance, 2), round(shards)) == (0.33, 36)
+    order = wdsfs.Shuffle(LARGE, batch_size=64)
+    order.load_state_dict({**order.state_dict(), "stages": [[2, 1 << 11, 2_000_000]]})
+    assert len({number // 5000 for number in next(iter(order))}) > 55
 
 
 def test_epochs_follow_each_other_or_are_chosen() -> None:

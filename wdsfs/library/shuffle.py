@@ -19,7 +19,8 @@ from wdsfs.tree.sample_order import Ranges, Stage, Step, cut, digest_of, picked,
 
 FORMAT = 1  # of states
 OPEN_RANGES, RANGE_BYTES = 100, 4 << 20
-PLAIN_RANGE = 64  # samples of a range of data sets that are not ours
+# Of data sets that are not ours, where neighbours need not lie side by side: samples of a range, and ranges open.
+PLAIN_RANGE, PLAIN_OPEN_RANGES = 1, 1 << 11
 COUNT_MAX = 1 << 48
 LIMITS = {"seed": 1 << 64, "world_size": 1 << 16, "rank": 1 << 16, "batch_size": 1 << 24, "open_ranges": 1 << 16}
 SETS_MAX, STAGES_MAX = 1 << 8, 1 << 10
@@ -95,8 +96,9 @@ class Shuffle:
     sets them. All ranks get as many samples: some get one again (`pad`), or the samples that fill no batch of all
     ranks are left out (`drop_last`). With `pad=False` parts and last batches differ by a sample.
 
-    Shards are read in ranges of about `range_bytes`, from `open_ranges` of which a rank draws at a time. Each
-    iteration is the next epoch, unless `set_epoch` says which. Raises UsageError for values out of bounds.
+    Shards are read in ranges of about `range_bytes`, from `open_ranges` of which (100) a rank draws at a time; any
+    other data set is shuffled completely. Each iteration is the next epoch, unless `set_epoch` says which. Raises
+    UsageError for values out of bounds.
     """
 
     def __init__(
@@ -109,7 +111,7 @@ class Shuffle:
         batch_size: int | None = None,
         drop_last: bool = False,
         pad: bool = True,
-        open_ranges: int = OPEN_RANGES,
+        open_ranges: int | None = None,
         range_bytes: int = RANGE_BYTES,
     ) -> None:
         self.world_size = _number("world_size", _or_variable(world_size, "WORLD_SIZE", 1), 1)
@@ -117,10 +119,13 @@ class Shuffle:
         if self.rank >= self.world_size:
             raise UsageError(f"rank={self.rank}: ranks count from 0, and world_size is {self.world_size}")
         self.batch_size = None if batch_size is None else _number("batch_size", batch_size, 1)
-        self.seed, self.open_ranges = _number("seed", seed), _number("open_ranges", open_ranges, 1)
-        self._drop_last, self._pad = drop_last, pad
+        self.seed, self._drop_last, self._pad = _number("seed", seed), drop_last, pad
         self._mix = samples if isinstance(samples, Mix) else None
         self._sets: list[Any] = [samples] if self._mix is None else self._mix.sets
+        if open_ranges is None:
+            is_ours = any(isinstance(set_, Samples) for set_ in self._sets)
+            open_ranges = OPEN_RANGES if is_ours else PLAIN_OPEN_RANGES
+        self.open_ranges = _number("open_ranges", open_ranges, 1)
         self._ranges = [_ranges_of(set_, _number("range_bytes", range_bytes, 1)) for set_ in self._sets]
         self._length = len(samples) if self._mix is None else self._mix.length
         self._digest = digest_of(self._ranges, self._length, self._mix and self._mix.weights)
