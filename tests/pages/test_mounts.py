@@ -105,6 +105,11 @@ def test_shards_that_come_and_go_do_so_on_the_page(shards: Program) -> None:
         wait_until(lambda: shows(viewer, expected), "the new shard")
         assert "1 shard came since this view began." in viewer.ask("/random").text
         assert viewer.paths("?q=s20") == ["t-2/s20"]
+        assert viewer.paths("?column=caption.txt&value=*s*1&order=caption.txt&down=1") == [
+            "t-2/s21",
+            "t-1/s11",
+            "t-0/s01",
+        ]
         assert viewer.ask("/file/t-2/s20/txt").body == b"text of s20"
         (shards.home / "set/t-0.tar").unlink()
         shards.run("refresh", mounted.path)

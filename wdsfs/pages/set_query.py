@@ -28,6 +28,7 @@ from wdsfs.pages.table_maker import SIZES, WHOLE, Column, TableMaker
 from wdsfs.tree.table_rows import SIZE
 
 SECONDS = 10.0  # that a question may take
+SMALL, SMALL_SECONDS = 20_000, 20.0  # samples of a small set, and the wait for its table
 LINES = 100_000  # samples that are listed at a time
 LISTED = 50  # columns that an error names
 VALUES_MAX = 100  # of a condition `in`
@@ -114,8 +115,8 @@ class TableOfSet:
     def progress(self, now: Snapshot) -> Progress:
         """Return how much of a snapshot is in the table."""
         shards = list(now.readable)
-        numbers = {self._maker.number_of(now, shard) for shard in shards}
-        sized, valued = (len(numbers & self._maker.done[table]) for table in (SIZES, WHOLE))
+        numbers = [self._maker.number_of(now, shard) for shard in shards]
+        sized, valued = (sum(number in self._maker.done[table] for number in numbers) for table in (SIZES, WHOLE))
         return Progress(len(shards), sized, valued, self._maker.problem)
 
     def progress_of(self, now: Snapshot, filter_: Filter) -> tuple[int, int]:
@@ -124,13 +125,18 @@ class TableOfSet:
         return (progress.valued if self._table_of(filter_) == WHOLE else progress.sized), progress.shards
 
     def wait(self, now: Snapshot, filter_: Filter, seconds: float) -> bool:
-        """Wait until the table can answer a filter for the whole set; return whether it can."""
+        """Wait until the table can answer a filter for the whole set; return whether it can.
+
+        The table of a small set is made at once, so it is waited for longer.
+        """
 
         def is_there() -> bool:
             done, shards = self.progress_of(now, filter_)
             return done == shards
 
-        return self._maker.wait_until(is_there, seconds)
+        seconds = max(seconds, SMALL_SECONDS if now.total <= SMALL and seconds else 0)
+        self._maker.wait_until(lambda: is_there() or self._maker.is_ready, seconds)
+        return is_there()
 
     def columns(self) -> list[Column]:
         """Return the columns of the table so far."""

@@ -25,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 
 from wdsfs.door.urls import is_remote
-from wdsfs.errors import ShardError, StaleShard, WdsfsError, counted
+from wdsfs.errors import ShardError, StaleShard, counted
 from wdsfs.index.record import Record
 from wdsfs.inodes import MEMBER, position
 from wdsfs.pages.shown_set import Snapshot, Subject
@@ -40,6 +40,7 @@ log = logging.getLogger("wdsfs")
 COLUMNS_MAX = 400  # of the table
 ROWS_AT_ONCE, SECONDS_AT_ONCE = 100_000, 0.3  # that wait to be inserted together
 MEMORY_MAX, MEMORY_SHARE = 8 << 30, 4  # bytes, and the part of this machine's memory, for the database
+CLOSE_SECONDS = 10.0  # that the thread has to end
 AGAIN_SECONDS = 0.5  # until the table of a set that changes is made again
 # Of the database's memory: packed rows, and rows that wait to be packed; questions have the rest.
 TABLE_SHARE, FRESH_SHARE = 0.5, 0.1
@@ -123,9 +124,10 @@ class TableMaker:
         self.problem = ""
         self._begin()
         self._changed = threading.Condition()
-        # Of the last snapshot that was asked for, and of the one that is in the table, or will be.
+        # Of the last snapshot that was asked for, of the one that is made, and of the last one that is ready.
         self._version: tuple[int, int] | None = None
         self._made: tuple[int, int] | None = None
+        self._ready: tuple[int, int] | None = None
         self._ended = False
         self._thread = threading.Thread(target=self._run, name="table", daemon=True)
         self._thread.start()
@@ -149,7 +151,7 @@ class TableMaker:
         with self._changed:
             self._ended = True
             self._changed.notify_all()
-        self._thread.join()
+        self._thread.join(CLOSE_SECONDS)  # it ends at its next look at the set
         self.database.close()
 
     def follow(self, now: Snapshot) -> None:
@@ -158,6 +160,11 @@ class TableMaker:
             with self._changed:
                 self._version = now.version
                 self._changed.notify_all()
+
+    @property
+    def is_ready(self) -> bool:
+        """True if the table will have no more rows of the present set."""
+        return self._version == self._ready
 
     def wait_until(self, condition: Callable[[], bool], seconds: float) -> bool:
         """Wait for a condition of the table, at most so long; return whether it holds."""
@@ -200,12 +207,12 @@ class TableMaker:
             if isinstance(error, duckdb.FatalException):  # no memory for a checkpoint: the database is lost
                 self._begin()
             problem = f"The memory for the table ({self._memory >> 20:,} MiB) is full: some shards are not in it."
-        except (WdsfsError, OSError, duckdb.Error, pa.ArrowException) as error:
+        except Exception as error:
+            log.debug("the table of the pages", exc_info=True)
             problem = f"The table cannot be made: {error}"
-        finally:
-            self._waiting.clear()
         with self._changed:
-            self.problem = problem
+            self._waiting.clear()
+            self.problem, self._ready = problem, self._made
             self.state += 1
             self._changed.notify_all()
 
