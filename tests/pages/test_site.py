@@ -198,6 +198,25 @@ def test_a_narrow_screen_shows_samples_first(browser: Browser, looking: Viewer) 
         browser.set_width(1200)
 
 
+@pytest.mark.parametrize("options", [(), ("--class-names", "names.json")])
+def test_classes_have_their_names(program: Program, options: tuple[str, ...]) -> None:
+    """Beside the shards, or as told; a name that is another class's label stands for neither."""
+    program.write("a.tar", tars.tar(*(tars.member(b"s%d.cls" % at, b"%d" % (at % 3)) for at in range(6))))
+    program.write(
+        "names.json" if options else "classes.txt", b'["cat", "2", "dog"]' if options else b"cat\n2\ndog\n"
+    )
+    with viewing(program, *options, "a.tar") as viewer:
+        wait_until(lambda: 'class="state"' not in viewer.ask("/").text, "the table")
+        page = viewer.ask("/").text
+        assert re.findall("cls</span> <b>([^<]*)", page) == ["0 cat", "1 2", "2 dog"] * 2
+        links = [html.unescape(link) for link in re.findall('<li><a href="([^"]*column=cls[^"]*)"', page)]
+        assert [link.rpartition("=")[2] for link in links] == ["cat", "1", "dog"]
+        assert [viewer.paths(link, "") for link in links] == [[f"a/s{at}", f"a/s{at + 3}"] for at in range(3)]
+    if options:
+        program.write("names.json", b"{}")
+        assert b"names no class" in program.run("view", *options, "a.tar", code=2).stderr
+
+
 HOSTILE = "</script><img src=x onerror=alert(1)>\x1b[31m\u202e\"'&"
 
 
@@ -399,6 +418,7 @@ def test_light_and_dark(browser: Browser, looking: Viewer, scheme: str) -> None:
     _set_colours(browser, scheme)
     try:
         browser.open(looking)
+        wait_until(lambda: not browser.all(".state") and browser.all(".grid .value"), "the table")
         browser.wait_for_what_is_seen()
         found = browser.run("const one = getComputedStyle(document.body); return [one.color, one.backgroundColor]")
         assert isinstance(found, list)

@@ -11,7 +11,7 @@ import itertools
 import math
 import random
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -106,6 +106,7 @@ class TableOfSet:
     def __init__(self, subject: Subject) -> None:
         self._maker = TableMaker(subject)
         self._class_names = subject.class_names
+        self._names_used = Counter(subject.class_names.values())
         self._cache: OrderedDict[Any, Any] = OrderedDict()
         self._lock = threading.Lock()
         self.close, self.follow = self._maker.close, self._maker.follow
@@ -342,8 +343,9 @@ class TableOfSet:
         return histograms
 
     def _value_bar(self, filter_: Filter, column: Column, value: str, count: int) -> HistogramBar:
-        condition = Condition(column.name, "=", value)
         named = self.class_name(value) if column.kind == "class" else None
+        is_clear = named is not None and self._names_used[named] == 1 and named not in self._class_names
+        condition = Condition(column.name, "=", named if named and is_clear else value)
         label = (value if named is None else f"{value} {named}")[:LABEL_MAX]
         return HistogramBar(label, count, condition, condition in filter_.conditions)
 
@@ -581,4 +583,6 @@ def _edges(column: Column, low: float | None, high: float | None) -> list[float]
 
 
 def _number_text(column: Column, number: float) -> str:
-    return bytes_text(int(number)) if column.kind == "size" else f"{number:,.6g}"
+    if column.kind == "size":
+        return bytes_text(int(number))
+    return f"{number:,.6g}" if abs(number) >= 10_000 else f"{number:.6g}"  # a year has no comma
