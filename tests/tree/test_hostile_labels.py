@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.bounded import bounded
-from tests.tree.test_view_record import LABELLED, as_sqlite, labelled
+from tests.tree.test_view_record import LABELLED, as_parquet, as_sqlite, labelled
 from wdsfs.errors import ViewError
 from wdsfs.shards import Fingerprint
 from wdsfs.tree import label_files, label_rows
@@ -129,6 +129,47 @@ def test_a_value_of_a_database_has_a_limit(tmp_path: Path, monkeypatch: pytest.M
         else:
             with pytest.raises(ViewError, match="string or blob too big"):
                 labelled(tmp_path, file)
+
+
+PACKED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "one text in many rows": (
+        {"key": ["d/a"], "a": ["x" * 1000]},
+        {},
+        r":\d+: the rows hold more than 1,000 times",
+    ),
+    "one list in many rows": (
+        {"key": ["d/a"], "a": [["x" * 900]]},
+        {},
+        r":\d+: the rows hold more than 1,000 times",
+    ),
+    "zeros": (
+        {"key": ["d/a"] * 10, "a": [0] * 10},
+        {"use_dictionary": False, "compression": "zstd"},
+        "unpacks to more than 200 times its size",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", PACKED)
+def test_parquet_that_unpacks_to_very_much(tmp_path: Path, case: str) -> None:
+    """180 MB of values, or 16 MB of zeros, in some kB."""
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    columns, options, said = PACKED[case]
+    file = tmp_path / "l.parquet"
+    parquet.write_table(pyarrow.table({name: some * 200_000 for name, some in columns.items()}), file, **options)
+    with pytest.raises(ViewError, match=said):
+        bounded(lambda: values_of(tmp_path, file), seconds=120)
+
+
+def test_a_value_of_parquet_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(label_rows, "VALUE_MAX", 5000)
+    for size in (5000, 5001):
+        file = as_parquet(tmp_path / f"{size}.parquet", [{"key": "d/a", "a": "x" * size}])
+        if size == 5000:
+            assert values_of(tmp_path, file)[b"a"] == b"x" * 5000
+        else:
+            with pytest.raises(ViewError, match=r"5001\.parquet:1: the field 'a' has more than"):
+                values_of(tmp_path, file)
 
 
 def test_an_interrupt_within_sqlite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,7 +62,7 @@ from wdsfs.tree.label_files import (
     value_of,
 )
 
-VALUE_MAX = 64 << 20  # bytes of a value of SQLite
+VALUE_MAX = 64 << 20  # bytes of a value of SQLite, parquet, Arrow
 # Limits of reading: for each byte of the file, and the least. Pages of a damaged file may form a circle.
 WORK, WORK_LEAST = 100, 1 << 20  # bytes of values, steps of SQLite's machine
 _STEPS = 100_000  # between two checks of the limits
@@ -265,6 +265,9 @@ def _arrow_rows(source: LabelSource, pyarrow: Any, stream: BinaryIO, bounds: _Bo
         for line, key in enumerate(keys, lines + 1):
             values = {column: value_of(file, line, column, cells[line - lines - 1]) for column, cells in shown}
             content = {column: value for column, value in values.items() if value is not None}
+            large = next((column for column, value in content.items() if len(value) > VALUE_MAX), None)
+            if large is not None:
+                raise label_error(file, line, f"the field {large!r} has more than {VALUE_MAX >> 20} MiB")
             if bounds.spend(content.values()):
                 text = f"the rows hold more than {WORK * _PACKED:,} times the bytes of the file"
                 raise label_error(file, line, text)
