@@ -256,6 +256,14 @@ def test_values_of_columns_of_any_name(tmp_path: Path) -> None:
     }
 
 
+def test_numbers_of_files_stay_as_they_are_beside_texts() -> None:
+    first, second = {"uid": "12e3", "v": "0.50", "n": "9223372036854775808"}, {"uid": "ab", "v": "2", "n": "-1"}
+    write("s.tar", *sample("a", **first), *sample("b", **second))
+    table = wdsfs.table("s.tar")
+    values = [table[name].to_pylist() for name in ("uid", "v", "n")]
+    assert values == [["12e3", "ab"], [0.5, 2.0], ["9223372036854775808", "-1"]]
+
+
 def test_a_shard_that_is_cut_off() -> None:
     """The values of its whole samples are in the table."""
     write("s.tar", *sample("a", cls="1"), *sample("b", txt="x" * 600))

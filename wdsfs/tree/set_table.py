@@ -48,7 +48,7 @@ from wdsfs.tree.table_rows import (
 )
 from wdsfs.tree.tree import View
 
-FORMAT, KIND = "3", "rows"  # of values in the cache
+FORMAT, KIND = "4", "rows"  # of values in the cache
 _LEFT = b"left"  # in the metadata of such a file: a `Left`
 ROWS = 1 << 16  # of a part
 _ALONE = 2000  # samples that this process reads before others have started

@@ -40,8 +40,8 @@ CUT = "..."  # the end of a value that was cut
 
 _SMALL = 3  # the kind of such a column
 
-_JSON_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
-_DIGITS_MAX = 32  # of a number that is written as a text
+_WHOLE = re.compile(r"-?(?:0|[1-9][0-9]{0,30})")
+_JSON_NUMBER = re.compile(_WHOLE.pattern + r"(?:\.[0-9]{1,30})?(?:[eE][-+]?[0-9]{1,3})?")
 _INT64 = range(-(1 << 63), 1 << 63)
 _Decoder = codecs.getincrementaldecoder("utf-8")
 
@@ -241,7 +241,7 @@ class _Values:
         else:
             # A character has up to four bytes; that in the middle of which the text is cut is not decoded.
             text = data.decode() if len(data) <= TEXT_MAX else _Decoder().decode(data[: TEXT_MAX + 4])
-            value = text if kind == TEXT else _number(text)
+            value = text if kind == TEXT else _FileText(text.strip()) or None
         self._put(row, column, value)
 
     def _put_fields(self, row: int, path: str, document: dict[str, Any], depth: int = 1) -> None:
@@ -281,8 +281,11 @@ class _Values:
 
 
 def _array(column: list[Any]) -> Any:
-    kind = pa.null()
-    for python_type in set(map(type, column)):
+    kind, types = pa.null(), set(map(type, column))
+    if _FileText in types:
+        column = _read_numbers(column)
+        types = set(map(type, column))
+    for python_type in types:
         kind = common_type(kind, _ARROW[python_type])
     if pa.types.is_string(kind):
         column = [value if value is None or isinstance(value, str) else json.dumps(value) for value in column]
@@ -304,14 +307,20 @@ def _unicode(text: str) -> str:
     return text.encode("utf-8", "surrogatepass").decode("utf-8", "backslashreplace")
 
 
-def _number(text: str) -> int | float | str | None:
-    """Return the number that a class is, else its text; None for an empty one. `007` is a text."""
-    text = text.strip()
-    if len(text) > _DIGITS_MAX or not _JSON_NUMBER.fullmatch(text):
-        return text or None
-    if not text.removeprefix("-").isdigit():
-        return float(text)
-    return int(text) if int(text) in _INT64 else text
+class _FileText(str):
+    """The text of a file, which is a number where all of its column are. `007` is none."""
+
+    __slots__ = ()
+
+
+def _read_numbers(column: list[Any]) -> list[Any]:
+    """Return a column with numbers for the texts of files, if all of these are numbers."""
+    texts = [value for value in column if type(value) is _FileText]
+    read: Callable[[str], Any] = str
+    whole = [int(text) for text in texts if _WHOLE.fullmatch(text)]
+    if all(number in _INT64 for number in whole) and all(_JSON_NUMBER.fullmatch(text) for text in texts):
+        read = int if len(whole) == len(texts) else float
+    return [read(value) if type(value) is _FileText else value for value in column]
 
 
 def _flat(value: Any) -> Any:
