@@ -348,6 +348,17 @@ def test_columns_of_a_table_become_members(
     assert pack(tree, **options, jobs=2, maxcount=2) == shards  # they are there already
 
 
+@pytest.mark.parametrize("files", [FLAT, SAMPLES, FULL])
+def test_columns_of_a_table_in_every_layout(tmp_path: Path, files: Files) -> None:
+    tree, table = write(tmp_path / "tree", files), tmp_path / "table.csv"
+    table.write_text("key,a.txt\nd/a,one\nb,two\n")
+    there = dict(members(*pack(tree, tables=(str(table),))))
+    assert {name: content for name, content in there.items() if name.endswith(b".txt")} == {
+        b"b.a.txt": b"two",
+        b"d/a.a.txt": b"one",
+    }
+
+
 # --- what cannot be packed -----------------------------------------------------------------------------------
 
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from wdsfs.cluster_workers import Workers
 from wdsfs.errors import CommitError, UsageError, counted, several
-from wdsfs.names import bytes_of, lower_case, partition, without_dots
+from wdsfs.names import bytes_of, lower_case, partition, raw_key, without_dots
 from wdsfs.packing import file_samples, reasons
 from wdsfs.packing.file_table import LeftOut, WalkRules, walk
 from wdsfs.packing.plan import (
@@ -184,8 +184,8 @@ class FileColumns:
         files = list(self._files())
         stops = itertools.chain(self.starts[1:], [len(files)])
         for start, stop, added in zip(self.starts, stops, self.added, strict=True):
-            first, prefix = files[start], self.prefixes[self.directory_of[start]]
-            key = prefix + first.name[len(prefix) :].partition(b".")[0]
+            first = files[start]
+            key = raw_key(first.name) or b""  # written keys have no dots
             # Each at its place among the names, with the time of the sample.
             new = (
                 NewMember(key + b"." + extension, b"", len(content), first.mtime_ns, (), content, self.seconds)
