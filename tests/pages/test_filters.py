@@ -33,7 +33,11 @@ HOSTILE = "'; DROP TABLE whole; --"
 def a_sample(number: int) -> dict[str, Any]:
     """The columns of a sample, as the table has them."""
     shard = number // COUNT
-    row: dict[str, Any] = {"key": f"{'ab'[number % 2]}/{'b' * (number % 4)}a{number}", "cls": number % 3}
+    row: dict[str, Any] = {
+        "__folder__": "ab"[number % 2],
+        "key": f"{'ab'[number % 2]}/{'b' * (number % 4)}a{number}",
+        "cls": number % 3,
+    }
     row["n"] = number * (1 if shard < 2 else 0.5)  # whole numbers in two shards, fractions in the third
     row["mixed"] = number if shard < 1 else f"v{number % 5}"
     row["A"], row["a"] = number % 2 == 0, "upper" if number % 7 else None  # two names for SQL, which sees one
@@ -97,6 +101,7 @@ def text(row: Row, name: str) -> str:
         ("shard=s-[12]", lambda row: row["n"] >= COUNT or row["n"] % 1),
         ("class=a", lambda row: row["key"].startswith("a/")),
         ("class=a&has=txt&lacks=npy", None),
+        ("column=__folder__&value=b&order=__folder__", lambda row: row["key"].startswith("b/")),
         ("has=txt,cls", lambda row: "txt" in row),
         ("lacks=txt", lambda row: "txt" not in row),
         ("column=cls&value=1", lambda row: row["cls"] == 1),
@@ -165,7 +170,7 @@ def test_a_filter(asked: tuple[TableOfSet, Snapshot], query: str, passes: Callab
 @pytest.mark.parametrize(
     ("query", "message"),
     [
-        ("column=josn.n&is=>&value=3", "No sample has a column josn.n. Columns of this set: bytes.cls"),
+        ("column=josn.n&is=>&value=3", "No sample has a column josn.n. Columns of this set: __folder__, bytes"),
         ("order=x", "No sample has a column x"),
         ("column=json.n&is=>&value=x", "x: is no number, and json.n has numbers"),
         ("column=json.n&is=range&value=3", "3: is no range; type FIRST..END"),

@@ -24,7 +24,7 @@ from wdsfs.errors import StaleShard, UsageError, bytes_text, several
 from wdsfs.names import readable
 from wdsfs.pages.filters import Condition, Filter, names_in
 from wdsfs.pages.shown_set import Snapshot, Subject
-from wdsfs.pages.table_maker import SIZES, WHOLE, Column, TableMaker
+from wdsfs.pages.table_maker import FOLDER, SIZES, WHOLE, Column, TableMaker, is_of_records
 from wdsfs.tree.table_rows import SIZE
 
 SECONDS = 10.0  # that a question may take
@@ -148,8 +148,8 @@ class TableOfSet:
         return next((name for name in CAPTIONS if name in self._maker.columns), None)
 
     def class_column(self) -> str | None:
-        """Return the first column with classes, a file before a field; None if there is none."""
-        names = (column.name for column in self.columns() if column.kind == "class")
+        """Return the first column with classes, a file before a field; None if folders alone are classes."""
+        names = (column.name for column in self.columns() if column.kind == "class" and column.name != FOLDER)
         return min(names, key=lambda name: name.count("."), default=None)
 
     def class_name(self, value: object) -> str | None:
@@ -207,7 +207,7 @@ class TableOfSet:
         """Return the values of samples by their numbers and the names of columns, those that are there."""
         columns = [self._maker.columns[name] for name in names if name in self._maker.columns]
         shards = {now.shard_of(number) for number in numbers}
-        table = WHOLE if any(column.kind != "size" for column in columns) else SIZES
+        table = SIZES if all(is_of_records(column.name) for column in columns) else WHOLE
         relation = self._shown(now, table, shards)
         if not (columns and len(relation)):
             return {}
@@ -354,7 +354,7 @@ class TableOfSet:
     def _table_of(self, filter_: Filter) -> str:
         """Return the table that has the columns of a filter."""
         names = [condition.column for condition in filter_.conditions] + [filter_.order] * bool(filter_.order)
-        return SIZES if all(name.startswith(SIZE) for name in names) else WHOLE
+        return SIZES if all(map(is_of_records, names)) else WHOLE
 
     def _column(self, name: str) -> Column:
         """Return a column. Raises UsageError."""
@@ -454,7 +454,7 @@ class TableOfSet:
         `before` and `after` are the parameters that stand there; `needs` are further columns that are used.
         """
         table = self._table_of(filter_)
-        table = WHOLE if any(column.kind != "size" for column in needs) else table
+        table = table if all(is_of_records(column.name) for column in needs) else WHOLE
         relation = self._shown(now, table, shards)
         if filter_.shard:
             takes = [filter_.takes_shard(now.shards[shard].name) for shard in relation["at"].to_pylist()]

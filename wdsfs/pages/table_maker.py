@@ -46,7 +46,8 @@ AGAIN_SECONDS = 0.5  # until the table of a set that changes is made again
 TABLE_SHARE, FRESH_SHARE = 0.5, 0.1
 PACKED_AT_ONCE = 2 * 122_880  # rows
 SIZES, WHOLE = "sizes", "whole"  # tables of the database: keys and sizes; and these with the values
-CLASSES = {"cls", "cls2", "class", "label", "category"}  # last names of columns that are classes
+FOLDER = "__folder__"  # the column with the folder of the key
+CLASSES = {FOLDER, "cls", "cls2", "class", "label", "category"}  # last names of columns that are classes
 
 _TYPES = {pa.int64(): "BIGINT", pa.float64(): "DOUBLE", pa.bool_(): "BOOLEAN", pa.string(): "VARCHAR"}
 
@@ -66,7 +67,8 @@ class Column(NamedTuple):
         """The kind of its values."""
         if self.name.startswith(SIZE):
             return "size"
-        if self.name.partition("~")[0].rpartition(".")[2] in CLASSES and not pa.types.is_floating(self.type):
+        last = self.name.partition("~")[0].rpartition(".")[2]
+        if last in CLASSES and not pa.types.is_floating(self.type):
             return "class"
         if pa.types.is_boolean(self.type):
             return "truth"
@@ -284,17 +286,20 @@ class TableMaker:
         entries = np.arange(order.start, order.stop) if isinstance(order, range) else np.asarray(order, np.int64)
 
         def ask(record: Record) -> tuple[Any, dict[str, Any]]:
+            """Return the keys, and the folders and sizes by the names of columns."""
             shown = ShownNames(View())
 
             def name_of(member: int) -> str:
                 return shown.shown(record, position(MEMBER, member)).decode("utf-8", "backslashreplace")
 
-            return keys_of(record, entries), ShardMembers(record, entries, name_of).sizes()
+            sizes = ShardMembers(record, entries, name_of).sizes()
+            columns = {SIZE + name: column for name, column in sizes.items()}
+            return keys_of(record, entries), columns | _folders(record, entries)
 
         keys, sizes = now.record(shard, ask)
         places = pa.array(np.arange(len(entries), dtype=np.int32))
         fixed = {"shard": pa.repeat(pa.scalar(number, pa.int32()), len(entries)), "place": places, "key": keys}
-        return fixed | self._named({SIZE + name: column for name, column in sizes.items()})
+        return fixed | self._named(sizes)
 
     def _with_values(
         self, rows: dict[str, Any], values: _KnownValues, shard: int, number: int, now: Snapshot
@@ -337,7 +342,7 @@ class TableMaker:
             change = f"ALTER COLUMN {column.field} TYPE {_TYPES[column.type]}"
         else:
             return column
-        for table in (SIZES, WHOLE) if name.startswith(SIZE) else (WHOLE,):
+        for table in (SIZES, WHOLE) if is_of_records(name) else (WHOLE,):
             self._cursor.execute(f"ALTER TABLE {table} {change}")
         self.columns = {**self.columns, name: column}  # others are reading the old one
         return column
@@ -382,6 +387,20 @@ class TableMaker:
         """Return the memory of the database (bytes)."""
         rows = self._cursor.execute("SELECT sum(memory_usage_bytes) FROM duckdb_memory()").fetchall()
         return int(rows[0][0])
+
+
+def is_of_records(name: str) -> bool:
+    """Return True for a column of the table that the records have."""
+    return name == FOLDER or name.startswith(SIZE)
+
+
+def _folders(record: Record, entries: Any) -> dict[str, Any]:
+    """Return the column with the folders of the keys of samples; none where no key has a folder."""
+    if record.folders == 1:
+        return {}
+    paths = [record.folder_path(folder).decode("utf-8", "backslashreplace") for folder in range(record.folders)]
+    folders = np.searchsorted(record.array("folder.entry").astype(np.int64), entries, "right") - 1
+    return {FOLDER: pa.array([path or None for path in paths], pa.string()).take(pa.array(folders))}
 
 
 def _together(parts: Iterator[dict[str, Any]]) -> list[Any]:
