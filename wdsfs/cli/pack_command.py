@@ -251,6 +251,8 @@ def pack(
     Examples:
       wdsfs pack images/ -o 'set-%06d.tar'
       wdsfs pack --layout classes ImageNet/train -o 'train/%06d.tar' --shuffle 1
+      wdsfs pack --table captions.csv --columns txt=caption images/ -o 'set-%06d.tar'
+      wdsfs pack photos -o 'out/{split}-%06d.tar'
       wdsfs pack --split train=0.9 --split val=0.1 images/ -o 'out/{split}-%06d.tar'
       wdsfs pack --layout samples /mnt/train/* -o 's3://bucket/new/train-%06d.tar'
       wdsfs pack --keys good.txt 'train-{000000..000999}.tar' -o 'good-%06d.tar'
