@@ -122,6 +122,7 @@ FORMATS: dict[str, tuple[str, bytes | Callable[[Path], Path]]] = {
     "a list of texts": ("k.json", json.dumps(KEYS, indent=1).encode()),
     "a list in lines": ("k.jsonl.gz", gzip.compress(json.dumps([{"uid": key} for key in KEYS]).encode())),
     "Label Studio": ("k.json", json.dumps(LABEL_STUDIO).encode()),
+    "a field of a field": ("k.jsonl:a.b[0].c", text(*(json.dumps({"a": {"b": [{"c": key}]}}) for key in KEYS))),
     "a long list": ("k.json:b", json.dumps([{"b": key, "a": "x" * 90_000} for key in KEYS]).encode()),
 }
 

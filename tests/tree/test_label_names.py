@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.conftest import Program
@@ -110,3 +111,13 @@ def test_what_is_guessed_and_what_matches_nothing_is_said_once(program: Program)
     assert said[1].endswith("of its 11 rows 9 are of no sample in the set: 'img/0', 'img/1', 'img/2' ...")
     assert len(said) == 2
     assert program.run("ls", "-q", "--associate", "l.csv", "--missing", "skip", *specs).stderr == b""
+    program.write("n.csv", b"id,label\n1,x\n")
+    refusal = program.refused("ls", "--associate", "n.csv", *specs, code=3)
+    assert "sample 'a/1' is not in" in refusal
+    assert "n.csv, whose keys are in 'id'; --missing skip" in refusal
+    assert "these end in .csv .tsv" in program.refused("ls", "--associate", write_array(program), *specs, code=2)
+
+
+def write_array(program: Program) -> Path:
+    np.save(program.home / "k.npy", np.array(["a/1"]))
+    return program.home / "k.npy"

@@ -194,7 +194,7 @@ def _checked_file(
         raise UsageError(f"{option} {shown}: {_why_not(path)}")
     kind = _kind_of(path) or _kind_by_content(path) or (TEXT if is_list else None)
     if kind is None or (kind == NPY and not is_list):
-        known = " ".join(KIND_OF_SUFFIX)
+        known = " ".join(suffix for suffix, some in KIND_OF_SUFFIX.items() if some != NPY)
         raise UsageError(f"{option} {shown}: not a kind of table that wdsfs knows; these end in {known}")
     if column is not None and kind in (TEXT, NPY):
         raise UsageError(f"{option} {shown}:{column}: the file has no columns; name it without :{column}")

@@ -176,6 +176,9 @@ def read_json(source: LabelSource) -> Iterator[Row]:
 
 def _scalar_fields(file: LabelFile, row: dict[str, Any]) -> list[str]:
     """Return the names of the fields that may be a key; those of an object in the row as `data.image`."""
+    if file.column and file.column not in row:
+        there = json_fields.find(row, json_fields.parse_path(file.column)) is not json_fields.ABSENT
+        return [file.column] if there else list(row)
     parts = [(name, value) for name, value in row.items() if isinstance(value, dict)]
     inner = [(f"{name}.{field}", value) for name, part in parts for field, value in part.items()]
     named = (*KEY_COLUMNS, file.column)  # whatever they have

@@ -114,7 +114,7 @@ class OpenLabels:
 
     def missing(self, uses: Iterable[Uses]) -> Missing:
         """Return the rows without a sample."""
-        (count,) = self._db.execute("SELECT count(*) FROM labels").fetchone()
+        (count,) = self._db.execute("SELECT ifnull(max(rowid), 0) FROM labels").fetchone()
         is_used = np.zeros(count + 1, bool)
         is_used[0] = True
         for some in uses:

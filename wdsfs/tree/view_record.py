@@ -282,7 +282,8 @@ def add_labels(draft: Draft, labels: OpenLabels) -> Uses:
                 if number >= 0:
                     row = draft.values.number(value)
                     added.append((entry, number, places[at] << SHIFT | row, len(value), files[at][1].mtime_ns))
-    where = text_of_files(labels.files)
+    by_guess = f", whose keys are in {' and '.join(map(repr, labels.guessed))}" if labels.guessed else ""
+    where = text_of_files(labels.files) + by_guess
     is_there = draft.judged(draft.options.missing, np.array(missing, int), f"is not in {where}", MISSING_WAY_OUT)
     unique = draft.judged(
         draft.options.duplicates, np.array(twice, int), f"is more than once in {where}", TWICE_WAY_OUT
