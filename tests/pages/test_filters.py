@@ -177,6 +177,7 @@ def test_a_filter(asked: tuple[TableOfSet, Snapshot], query: str, passes: Callab
         ("column=json.A&is==&value=3", "3: json.A is true or false"),
         ("column=json.n&is=LIKE&value=3", "LIKE: is no operator"),
         ("column=cls&is=in&value=" + "1," * 200, "201 values are too many"),
+        ("column=cls&is=in&value=1%0D2", "is no list of values"),
         ("column=cls&is==&value=1&" * 40, "40 conditions"),
         ("value=3", "type the name of its column"),
     ],
@@ -262,6 +263,19 @@ def test_a_damaged_shard_is_left_out(tmp_path: Path) -> None:
         assert table.total(now, Filter(conditions=(Condition("txt", "present"),))) == 8
         assert "1 file without a value" in table.progress(now).note
         assert "s-1.tar: the shard ends" in table.progress(now).note
+
+
+def test_the_columns_of_the_table_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table_maker, "COLUMNS_MAX", 5)
+    for shard in range(3):
+        fields = {f"f{shard}{number}": number for number in range(4)}
+        (tmp_path / f"s-{shard}.tar").write_bytes(tars.tar(tars.member(b"a.json", json.dumps(fields).encode())))
+    with a_table(tmp_path) as (table, snapshots), snapshots.snapshot() as now:
+        complete(table, now)
+        names = [column.name for column in table.columns()]
+        assert names == ["bytes.json", *(f"json.f0{number}" for number in range(4))]
+        assert "The table has the first 5 columns" in table.progress(now).note
+        assert table.total(now, Filter(conditions=(Condition("bytes.json", "present"),))) == 3
 
 
 def test_the_memory_of_the_table_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

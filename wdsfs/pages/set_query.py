@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import itertools
 import math
+import os
 import random
 import threading
 from collections import Counter, OrderedDict
@@ -29,6 +30,7 @@ from wdsfs.tree.table_rows import SIZE
 
 SECONDS = 10.0  # that a question may take
 SMALL, SMALL_SECONDS = 20_000, 20.0  # samples of a small set, and the wait for its table
+DRAWN_MAX = 1_000_000  # samples at random that are shown without a filter
 LINES = 100_000  # samples that are listed at a time
 LISTED = 50  # columns that an error names
 VALUES_MAX = 100  # of a condition `in`
@@ -51,11 +53,6 @@ class Progress(NamedTuple):
     sized: int
     valued: int
     note: str
-
-    @property
-    def is_sized(self) -> bool:
-        """True if keys and sizes of all shards are there."""
-        return self.sized == self.shards
 
     @property
     def is_complete(self) -> bool:
@@ -115,10 +112,14 @@ class TableOfSet:
 
     def progress(self, now: Snapshot) -> Progress:
         """Return how much of a snapshot is in the table."""
-        shards = list(now.readable)
-        numbers = [self._maker.number_of(now, shard) for shard in shards]
-        sized, valued = (sum(number in self._maker.done[table] for number in numbers) for table in (SIZES, WHOLE))
-        return Progress(len(shards), sized, valued, self._maker.problem)
+
+        def make() -> Progress:
+            numbers, done = [self._maker.number_of(now, shard) for shard in now.readable], self._maker.done
+            sized, valued = (sum(number in done[table] for number in numbers) for table in (SIZES, WHOLE))
+            return Progress(len(numbers), sized, valued, self._maker.problem)
+
+        progress: Progress = self._cached(("progress", now.version), make)
+        return progress
 
     def progress_of(self, now: Snapshot, filter_: Filter) -> tuple[int, int]:
         """Return how many shards are in what answers a filter, and how many there are."""
@@ -171,7 +172,7 @@ class TableOfSet:
     def drawn(self, now: Snapshot, filter_: Filter, seed: int, at: int, count: int) -> list[int]:
         """Return the numbers of samples that pass in the random order of a seed, from the place `at` on."""
         if not filter_:
-            return list(itertools.islice(draws(now.total, seed), at, at + count))
+            return [] if at > DRAWN_MAX else list(itertools.islice(draws(now.total, seed), at, at + count))
         return self._page(now, filter_, "hash(number, ?::BIGINT)", [seed], at, count)
 
     def _page(
@@ -196,9 +197,7 @@ class TableOfSet:
         if rows:
             return Neighbours(*rows[0])
         # A sample outside of the result has its place in the order of the set.
-        query = "SELECT max(number) FILTER (number < $1), min(number) FILTER (number > $1) {rows}".replace(
-            "$1", "?"
-        )
+        query = "SELECT max(number) FILTER (number < ?), min(number) FILTER (number > ?) {rows}"
         return Neighbours(None, *self._ask(now, filter_, query, before=[number, number])[0])
 
     def values(
@@ -358,14 +357,14 @@ class TableOfSet:
 
     def _column(self, name: str) -> Column:
         """Return a column. Raises UsageError."""
-        column = self._maker.columns.get(_unicode(name))
+        column = self._maker.columns.get(_text(name))
         if column is None:
             names = list(self._maker.columns)
             if name.startswith(SIZE):  # the name of a file, which `has` takes
                 names = [other.removeprefix(SIZE) for other in names if other.startswith(SIZE)]
             listed = several(sorted(names), LISTED) or "none"
             raise UsageError(
-                f"No sample has a column {_unicode(name).removeprefix(SIZE)}. Columns of this set: {listed}."
+                f"No sample has a column {_text(name).removeprefix(SIZE)}. Columns of this set: {listed}."
             )
         return column
 
@@ -399,7 +398,7 @@ class TableOfSet:
 
     def _condition(self, condition: Condition) -> tuple[str, list[Any]]:
         """Return a condition as SQL, and its parameters. Raises UsageError."""
-        column, op, value = self._column(condition.column), condition.op, _unicode(condition.value)
+        column, op, value = self._column(condition.column), condition.op, _text(condition.value)
         field = column.field
         if op in ("present", "missing"):
             return f"{field} IS {'NOT ' * (op == 'present')}NULL", []
@@ -411,11 +410,7 @@ class TableOfSet:
                 raise UsageError(f"{value}: is no range; type FIRST..END, such as 3..5")
             return f"{field} >= ? AND {field} < ?", [_operand(column, low), _operand(column, high)]
         if op in ("=", "!=", "in"):
-            values = next(csv.reader([value], skipinitialspace=True), []) if op == "in" else [value]
-            if len(values) > VALUES_MAX:
-                raise UsageError(
-                    f"{len(values)} values are too many for a condition; at most {VALUES_MAX} are allowed"
-                )
+            values = _listed(value) if op == "in" else [value]
             tests = [self._equals(column, value) for value in values]
             text = " OR ".join(text for text, _ in tests) or "false"
             return (f"NOT ({text})" if op == "!=" else text), [value for _, more in tests for value in more]
@@ -487,13 +482,11 @@ class TableOfSet:
             try:
                 return cursor.execute(query, parameters).fetchall()  # type: ignore[no-any-return]
             except duckdb.InterruptException:
-                raise UsageError(
-                    f"the answer takes longer than {SECONDS:.0f} seconds; choose fewer samples"
-                ) from None
+                text = f"the answer takes longer than {SECONDS:.0f} seconds; choose fewer samples"
+                raise UsageError(text) from None
             except duckdb.OutOfMemoryException:
-                raise UsageError(
-                    "the answer needs more memory than the table may have; choose fewer samples"
-                ) from None
+                text = "the answer needs more memory than the table may have; choose fewer samples"
+                raise UsageError(text) from None
             except duckdb.CatalogException:
                 raise StaleShard("the table gets another column at this moment") from None
             except duckdb.Error as error:
@@ -525,13 +518,20 @@ def draws(total: int, seed: int) -> Iterator[int]:
         moved[place] = moved.pop(at, at)
 
 
-def _unicode(text: str) -> str:
-    return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+def _text(text: bytes | str) -> str:
+    """Return a text of an address as the table has it: bytes that are not UTF-8 are written out."""
+    return os.fsencode(text).decode("utf-8", "backslashreplace")
 
 
-def _text(key: bytes) -> str:
-    """Return bytes of a key as the table has them."""
-    return key.decode("utf-8", "backslashreplace")
+def _listed(text: str) -> list[str]:
+    """Return the values in a text with commas between them, which quotes may hold. Raises UsageError."""
+    try:
+        values = next(csv.reader([text], skipinitialspace=True), [])
+    except csv.Error as error:
+        raise UsageError(f"{text[:LABEL_MAX]}: is no list of values: {error}") from None
+    if len(values) > VALUES_MAX:
+        raise UsageError(f"{len(values)} values are too many for a condition; at most {VALUES_MAX} are allowed")
+    return values
 
 
 def _number(text: str) -> int | float | None:
