@@ -63,6 +63,7 @@ def plain(value: Any) -> Any:
         ("pkl", PICKLE, PICKLE),
         ("wav", b"RIFF", b"RIFF"),
         ("txt.gz", b"x", b"x"),
+        ("wav", b"", b""),
         ("__shard__", "s-0", "s-0"),
     ],
 )
@@ -121,11 +122,15 @@ def test_further_decoders_come_first(shard: str) -> None:
     with wdsfs.samples(shard, decode={"CLS": bytes.decode, "jpg": len}) as samples:
         assert [sample["cls"] for sample in samples] == ["3", "x"]
         assert samples[1]["jpg"] == len(picture("JPEG"))
-    sample = {"seg.png": b"ab", "png": picture("PNG"), "cls": b"1"}
-    decoded = wdsfs.decode(sample, {"seg.png": len, "cls": bytes})
-    assert (decoded["seg.png"], decoded["png"].size, decoded["cls"]) == (2, (4, 3), b"1")
-    with pytest.raises(wdsfs.UsageError, match="decode: 'jpg' needs a function of bytes, not 'rgb'"):
-        wdsfs.samples(shard, decode={"jpg": "rgb"})  # type: ignore[dict-item]
+    sample = {"seg.png": b"ab", "png": picture("PNG"), "cls": b"1", "id": b""}
+    decoded = wdsfs.decode(sample, {"seg.png": len, "cls": bytes, "id": bytes})
+    assert (decoded["seg.png"], decoded["png"].size, decoded["cls"], decoded["id"]) == (2, (4, 3), b"1", b"")
+    with pytest.raises(wdsfs.DecodeError, match="cls cannot be decoded: StopIteration"):
+        wdsfs.decode({"cls": b"1"}, {"cls": lambda _: next(iter(()))})
+    for decode, text in (({"jpg": "rgb"}, "'jpg' needs a function of bytes, not 'rgb'"), ("pil", "by extension")):
+        with pytest.raises(wdsfs.UsageError, match=text):
+            wdsfs.samples(shard, decode=decode)  # type: ignore[arg-type]
+    assert wdsfs.samples(shard, decode=None)[0]["cls"] == b"3"
 
 
 def test_values_are_those_of_webdataset() -> None:

@@ -14,7 +14,7 @@ from wdsfs.tree.sample_decoder import Decoder, SampleDecoder
 from wdsfs.tree.sample_reader import RESERVED, SampleReader
 
 Sample: TypeAlias = dict[str, Any]
-Decode: TypeAlias = bool | Mapping[str, Decoder]
+Decode: TypeAlias = bool | Mapping[str, Decoder] | None
 
 
 class Samples(OfSet, Sequence[Sample]):
@@ -31,7 +31,8 @@ class Samples(OfSet, Sequence[Sample]):
             if text.partition("=")[0] in RESERVED:
                 raise UsageError(f"{text!r}: each sample has a key and a shard of that name; take another name")
         self._decode = decode
-        self._decoder = None if decode is False else SampleDecoder({} if decode is True else decode)
+        decoders = {} if decode is True else decode
+        self._decoder = None if decoders is None or decoders is False else SampleDecoder(decoders)
         self._set = OpenedSet(shards, "samples", True, **options)
         self._reader = self._set.build(lambda lower: SampleReader(lower, self._set.lock))
         self._count = self._reader.count

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -34,7 +34,7 @@ _ERRORS = {
 
 @contextlib.contextmanager
 def mount(
-    shards: Shards, *, at: str | os.PathLike[str] | None = None, keys: Keys | None = None, **options: Any
+    shards: Shards, *, at: str | bytes | os.PathLike[str] | None = None, keys: Keys | None = None, **options: Any
 ) -> Iterator[Path]:
     """Mount SHARDS for the time of a `with` block, and provide the path of the tree.
 
@@ -54,7 +54,7 @@ def mount(
     with contextlib.ExitStack() as stack:
         if keys is not None:
             options["keys"] = stack.enter_context(file_of_keys(keys))
-        place = os.path.abspath(stack.enter_context(_directory()) if at is None else at)
+        place = os.path.abspath(stack.enter_context(_directory()) if at is None else os.fsdecode(at))
         if mount_table.mounted_at(place) is not None:
             raise errors.MountError(f"{place}: something is mounted there already")
         stack.callback(_end, place)
@@ -76,13 +76,14 @@ def _directory() -> Iterator[str]:
 def _words(options: dict[str, Any]) -> Iterator[str]:
     """Yield the options as they are typed."""
     for name, value in options.items():
-        several = isinstance(value, Sequence) and not isinstance(value, str | bytes)
+        several = isinstance(value, Iterable) and not isinstance(value, str | bytes)
         for item in value if several else [value]:
             option = "-o" if name == "options" else f"--{name.replace('_', '-')}"
+            text = os.fsdecode(item) if isinstance(item, bytes) else str(item)
             if item is True:
                 yield option
             elif item is not None and item is not False:
-                yield from (option, str(item)) if name == "options" else (f"{option}={os.fsdecode(str(item))}",)
+                yield from (option, text) if name == "options" else (f"{option}={text}",)
 
 
 def _run(words: Sequence[str], listed: str) -> None:

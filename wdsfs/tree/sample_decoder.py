@@ -77,10 +77,12 @@ _DECODERS: dict[str, Decoder] = {
 class SampleDecoder:
     """Decodes samples; `decoders` come before the usual ones, by the end of a column's name: `png`, or `seg.png`.
 
-    Raises UsageError for other things than functions.
+    Raises UsageError for anything but functions by extension.
     """
 
     def __init__(self, decoders: Mapping[str, Decoder]) -> None:
+        if not isinstance(decoders, Mapping):
+            raise UsageError(f"decode={decoders!r:.40}: give functions of bytes by extension")
         for extension, decoder in decoders.items():
             if not callable(decoder):
                 raise UsageError(f"decode: {extension!r:.40} needs a function of bytes, not {decoder!r:.40}")
@@ -100,7 +102,7 @@ class SampleDecoder:
         if not end or not isinstance(data, bytes):
             return data
         decoder = self._decoders[end]
-        if not data and decoder is not bytes.decode:
+        if not data and decoder not in (bytes, bytes.decode):
             return None
         try:
             return decoder(data)
@@ -108,4 +110,4 @@ class SampleDecoder:
             raise
         except Exception as error:
             place = f"{sample.get('__shard__', '')}/{sample.get('__key__', '')}.{name}"
-            raise DecodeError(f"{place} cannot be decoded: {error or type(error).__name__}") from error
+            raise DecodeError(f"{place} cannot be decoded: {str(error) or type(error).__name__}") from error
