@@ -85,13 +85,11 @@ def write_table(path: str, schema: Any, parts: Iterable[Any]) -> None:
 def _write_groups(write: Write, parts: Iterable[Any]) -> None:
     """Write the parts, while the next ones are made: two groups are in memory."""
     with ThreadPoolExecutor(1) as thread:
-        writing: Future[None] | None = None
+        writing: Future[Any] = thread.submit(lambda: None)
         for group in _groups(parts):
-            if writing is not None:
-                writing.result()
-            writing = thread.submit(write, group)
-        if writing is not None:
             writing.result()
+            writing = thread.submit(write, group)
+        writing.result()
 
 
 def _groups(parts: Iterable[Any]) -> Iterator[Any]:
