@@ -23,6 +23,7 @@ OPEN_RANGES, RANGE_BYTES = 100, 4 << 20
 PLAIN_RANGE, PLAIN_OPEN_RANGES = 1, 1 << 11
 COUNT_MAX = 1 << 48
 LIMITS = {"seed": 1 << 64, "world_size": 1 << 16, "rank": 1 << 16, "batch_size": 1 << 24, "open_ranges": 1 << 16}
+PART_MIN = 8  # ranges of a set of a mix that are open
 SETS_MAX, STAGES_MAX = 1 << 8, 1 << 10
 
 
@@ -177,8 +178,11 @@ class Shuffle:
         weights = self._mix.weights if self._mix is not None else [1.0]
         given = [picked(weights, stage.taken) for stage in self._stages]
         sets = []
-        for owner in range(len(weights)):
-            stages = [stage._replace(taken=of[owner]) for stage, of in zip(self._stages, given, strict=True)]
+        for owner, weight in enumerate(weights):
+            stages = [
+                Stage(stage.world_size, _part(stage.open_ranges, weight), counts[owner])
+                for stage, counts in zip(self._stages, given, strict=True)
+            ]
             words = (self.seed, self.epoch, owner)
             sets.append(self._announcing(owner, steps_after(self._ranges[owner], words, stages, self.rank)))
         if self._mix is None:
@@ -252,6 +256,11 @@ def _ranges_of(samples: Any, range_bytes: int) -> Ranges:
         counts = [len(reader.numbers(shard)) for shard in range(reader.shards)]
         return cut(counts, reader.shard_sizes, range_bytes)
     return cut([len(samples)], [-(-len(samples) // PLAIN_RANGE)], 1)
+
+
+def _part(open_ranges: int, weight: float) -> int:
+    """Return how many of the ranges that are open are of a set with this weight."""
+    return min(open_ranges, max(PART_MIN, math.ceil(open_ranges * weight)))
 
 
 def _consumed(stages: Sequence[Stage]) -> int:
