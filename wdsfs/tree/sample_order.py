@@ -21,6 +21,7 @@ RANGES_MAX = 1 << 20  # of a set; a range of a larger set has several samples, w
 RANGE_SAMPLES_MAX = 1024
 COMPLETE_MAX = 1 << 20  # samples of a set that is shuffled without ranges when its ranges would all be open
 AHEAD = 16  # a range is announced a sixteenth of the window before its first sample can come
+CELL_MIN = 1 << 12  # samples that are drawn at a time
 TIE_BITS = 20  # random bits below a key, which order the samples of the same key
 
 Numbers: TypeAlias = Any  # an array of NumPy, whose types are not ours to check: 64-bit integers
@@ -40,11 +41,10 @@ class Ranges(NamedTuple):
     sizes: Numbers
     extra: Numbers
 
-    def announced(self, which: slice) -> list[Range]:
-        """Return the ranges of neighbouring samples among these."""
-        starts, sizes = self.starts[which], self.sizes[which]
-        whole = starts < self.total
-        return list(zip(starts[whole].tolist(), (starts + sizes)[whole].tolist(), strict=True))
+    def ranges(self, which: slice) -> Iterator[Range]:
+        """Return some ranges, as the first and the last place of each."""
+        starts = self.starts[which]
+        return zip(starts.tolist(), (starts + self.sizes[which]).tolist(), strict=True)
 
     def samples(self, places: Numbers) -> Numbers:
         """Return the samples at these places."""
@@ -132,7 +132,6 @@ class _Drawn(NamedTuple):
     keys: Numbers
     samples: Numbers
     owners: Numbers  # the ranges that have the samples
-    end: int  # the range after these
 
     def place(self, key: int) -> int:
         """Return the place of the first sample with this key or a higher one."""
@@ -142,8 +141,8 @@ class _Drawn(NamedTuple):
 class Lane:
     """The part of an order that a rank takes: `size` samples, at most one less than `Order.most`.
 
-    Keys are cut into cells as long as the window: only ranges that begin in a cell or in the one before have
-    samples there.
+    Keys are cut into cells, at least as long as the window, which are drawn one after the other. The order does
+    not depend on them.
     """
 
     def __init__(self, order: Order, rank: int) -> None:
@@ -159,6 +158,7 @@ class Lane:
             self._sizes[0] = after
             self._sizes[-1] -= int(order.ends[end]) - stop
         self._window = max(min(order.window, self.size), 1)
+        self._cell = max(self._window, CELL_MIN)
         self._before = np.cumsum(self._sizes) - self._sizes
         low = self._before + self._sizes // 2 - self._window // 2
         self._low = np.maximum(low, 0)
@@ -175,20 +175,24 @@ class Lane:
     def _own_steps(self, taken: int) -> Iterator[Step]:
         opens, whole = self._low - self._window // AHEAD, self._order.ranges
         if self._order.is_complete:
-            yield from whole.announced(slice(self._rank, None, self._order.world_size))
+            own = whole.ranges(slice(self._rank, None, self._order.world_size))
+            yield from (range_ for range_ in own if range_[0] < whole.total)
             opens = opens[:0]
         whole = whole._replace(starts=self._starts, sizes=self._sizes)
         cell, drawn = self._find(taken)
         key = int(drawn.keys[taken - drawn.base]) >> TIE_BITS
         begin = int(np.searchsorted(self._low[: len(opens)], key - self._window, "right"))
         while True:
-            at, stop = taken - drawn.base, drawn.place((cell + 1) * self._window)
-            end = int(np.searchsorted(opens, (cell + 1) * self._window))
-            for number in range(begin, end):
-                first, at = at, max(at, drawn.place(int(opens[number])))
-                yield drawn.samples[first:at].tolist()
-                yield from whole.announced(slice(number, number + 1))
-            yield drawn.samples[at:stop].tolist()
+            at, stop = taken - drawn.base, drawn.place((cell + 1) * self._cell)
+            end = int(np.searchsorted(opens, (cell + 1) * self._cell))
+            places = np.maximum(np.searchsorted(drawn.keys, opens[begin:end] << TIE_BITS), at).tolist()
+            samples = drawn.samples.tolist()
+            for place, range_ in zip(places, whole.ranges(slice(begin, end)), strict=True):
+                yield samples[at:place]
+                if range_[0] < whole.total:
+                    yield range_
+                at = place
+            yield samples[at:stop]
             taken, begin, cell = drawn.base + stop, end, cell + 1
             if taken >= self.size:
                 return
@@ -202,28 +206,30 @@ class Lane:
         if taken >= self.size:
             return (np.empty(0, np.int64),) * 4
         _, drawn = self._find(taken)
-        samples, owners = drawn.samples[taken - drawn.base :], drawn.owners[taken - drawn.base :]
+        at = taken - drawn.base
+        end = int(np.searchsorted(self._low, int(drawn.keys[at]) >> TIE_BITS, "right"))  # later ones are whole
+        is_left = drawn.owners[at:] < end
+        samples, owners = drawn.samples[at:][is_left], drawn.owners[at:][is_left]
         groups = np.unique(owners, return_counts=True)[1]
-        return self._starts[drawn.end :], self._sizes[drawn.end :], samples[np.lexsort((samples, owners))], groups
+        return self._starts[end:], self._sizes[end:], samples[np.lexsort((samples, owners))], groups
 
     def _find(self, taken: int) -> tuple[int, _Drawn]:
         """Return the cell with the sample after the first `taken`; cells have about as many samples as keys."""
-        cell = taken // self._window
+        cell = taken // self._cell
         while True:
             drawn = self._draw(cell)
             at = taken - drawn.base
-            if at < drawn.place(cell * self._window):
+            if at < drawn.place(cell * self._cell):
                 cell -= 1
-            elif at >= drawn.place((cell + 1) * self._window):
+            elif at >= drawn.place((cell + 1) * self._cell):
                 cell += 1
             else:
                 return cell, drawn
 
     def _draw(self, cell: int) -> _Drawn:
         """Draw the samples of all ranges that have some in a cell."""
-        window = self._window
-        begin = int(np.searchsorted(self._low, (cell - 1) * window, "right"))
-        end = int(np.searchsorted(self._low, (cell + 1) * window))
+        begin = int(np.searchsorted(self._low, cell * self._cell - self._window, "right"))
+        end = int(np.searchsorted(self._low, (cell + 1) * self._cell))
         sizes = self._sizes[begin:end]
         samples = self._order.ranges.samples(_places(self._starts[begin:end], sizes))
         bits = random_bits(samples, self._order.key)
@@ -234,7 +240,7 @@ class Lane:
         order = np.argsort(keys, kind="stable")
         base = int(self._before[begin]) if begin < len(self._before) else self.size
         owners = np.repeat(np.arange(begin, end), sizes)
-        return _Drawn(base, keys[order], samples[order], owners[order], end)
+        return _Drawn(base, keys[order], samples[order], owners[order])
 
 
 def steps_after(ranges: Ranges, words: Sequence[object], stages: Sequence[Stage], rank: int) -> Iterator[Step]:
