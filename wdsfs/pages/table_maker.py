@@ -39,7 +39,7 @@ log = logging.getLogger("wdsfs")
 
 COLUMNS_MAX = 400  # of the table
 ROWS_AT_ONCE, SECONDS_AT_ONCE = 100_000, 0.3  # that wait to be inserted together
-MEMORY_MAX, MEMORY_SHARE = 8 << 30, 4  # bytes, and the part of this machine's memory, for the database
+MEMORY_MAX, MEMORY_SHARE = 8 << 30, "25%"  # bytes, and the part of what this process may use, for the database
 CLOSE_SECONDS = 10.0  # that the thread has to end
 AGAIN_SECONDS = 0.5  # until the table of a set that changes is made again
 # Of the database's memory: packed rows, and rows that wait to be packed; questions have the rest.
@@ -416,21 +416,22 @@ def _together(parts: Iterator[dict[str, Any]]) -> list[Any]:
 
 def _database() -> tuple[Any, int]:
     """Return an empty database, which reaches no file, loads no extension and has a limit of memory (bytes)."""
-    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    memory = min(MEMORY_MAX, total // MEMORY_SHARE)
     database = duckdb.connect(
         ":memory:",
         config={
             "threads": 2,
-            "memory_limit": f"{memory >> 20}MiB",
+            "memory_limit": MEMORY_SHARE,
             "autoinstall_known_extensions": False,
             "autoload_known_extensions": False,
             "allow_community_extensions": False,
             "python_enable_replacements": False,
         },
     )
+    size, unit = database.execute("SELECT current_setting('memory_limit')").fetchall()[0][0].split()
+    memory = min(MEMORY_MAX, int(float(size) * 1024 ** ("bytes", "KiB", "MiB", "GiB", "TiB").index(unit)))
     fixed = "shard INTEGER, place INTEGER, key VARCHAR"
     for line in (
+        f"SET memory_limit = '{memory >> 20}MiB'",
         "SET temp_directory = ''",
         "SET enable_external_access = false",
         "SET lock_configuration = true",
