@@ -34,6 +34,7 @@ log = logging.getLogger(__name__)
 GAP = 64 << 10  # bytes between two ranges of a reader: fetching them is cheaper than another request
 PART, PART_MIN = 4 << 20, 1 << 20  # bytes of a request: at most, and of prefetch at least
 PARALLEL = 8  # requests into which a stretch of prefetch is cut, if it is long enough
+RANGE_MAX = PART * 5 // 4  # bytes of a range that is announced as one of many: it is not cut for speed
 REQUESTS, REQUESTS_AHEAD = 256, 16  # in flight: in all, and of prefetch
 TRIES = 3  # how often bytes may vanish from the cache between their arrival and their use
 HELD = 11  # sixteenths of the memory for what is held: holes in the heap, which are not counted, take the rest
@@ -111,9 +112,10 @@ class Demand:
         traffic.hits += is_hit
         traffic.used += size
 
-    def prefetch(self, item: RemoteObject, begin: int, end: int) -> None:
-        """Fetch this range when there is time and room."""
-        step = max(PART_MIN, min(PART, (end - begin) // PARALLEL // PART_MIN * PART_MIN))
+    def prefetch(self, item: RemoteObject, begin: int, end: int, *, in_parallel: bool = True) -> None:
+        """Fetch this range when there is time and room; `in_parallel` by several requests."""
+        least = PART_MIN if in_parallel else PART
+        step = max(least, min(PART, (end - begin) // PARALLEL // PART_MIN * PART_MIN))
         for start, stop in split(item.lacking([item.rounded(begin, end)]), step):
             part = Part(item, start, stop, urgent=False)
             item.parts.add(start, stop, part)

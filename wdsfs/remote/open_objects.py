@@ -18,7 +18,7 @@ from wdsfs.door.pins import Pin
 from wdsfs.door.urls import Url
 from wdsfs.errors import MissingObject, ObjectChanged, UnreadableShard, WdsfsError
 from wdsfs.log_lines import LoggedMessages
-from wdsfs.remote.demand import PART, Demand, no_room
+from wdsfs.remote.demand import PART, RANGE_MAX, Demand, no_room
 from wdsfs.remote.messages import Alarm
 from wdsfs.remote.parts import WINDOW_MAX, WINDOW_MIN, RemoteObject, Span, split
 from wdsfs.remote.retries import Counters
@@ -194,7 +194,7 @@ class OpenObjects:
     def will_need(self, item: RemoteObject, begin: int, end: int, is_stream: bool) -> None:
         ahead = item.passes.announced(begin) if is_stream else (begin, end)
         if ahead is not None:
-            self.demand.prefetch(item, *ahead)
+            self.demand.prefetch(item, *ahead, in_parallel=is_stream or end - begin > RANGE_MAX)
 
     async def fetch(self, item: RemoteObject, progress: Callable[[int], None]) -> None:
         """Bring all of an object into the cache, or nothing if there is no room for it. Raises ShardError."""
