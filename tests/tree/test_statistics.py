@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections import Counter, defaultdict
+from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
@@ -12,13 +12,9 @@ import pytest
 
 from tests import sets, tars
 from tests.tree.test_shard_set import a_lower
-from wdsfs.errors import ShardError
 from wdsfs.index import record_of_file, store
 from wdsfs.shards import Shard
 from wdsfs.tree import indexing, statistics
-from wdsfs.tree.indexing import indexed
-from wdsfs.tree.shard_set import ShardSet
-from wdsfs.tree.statistics import UNREADABLE, Distribution
 
 
 def write(directory: Path, *contents: bytes) -> list[Shard]:
@@ -30,37 +26,22 @@ def write(directory: Path, *contents: bytes) -> list[Shard]:
     return shards
 
 
-def distribution_of(below: ShardSet) -> Distribution:
-    distribution = Distribution()
-    for number in range(len(below)):
-        try:
-            record = indexed(below.record, number)
-        except ShardError:
-            distribution.add_unreadable()
-        else:
-            distribution.add(record)
-            distribution.add_classes(record)
-    return distribution
-
-
 def test_totals_and_counts_equal_a_count_by_hand(tmp_path: Path) -> None:
     choose = random.Random(5)
     sizes: defaultdict[str, list[int]] = defaultdict(list)
-    classes: Counter[bytes] = Counter()
     contents, samples = [], []
     for _ in range(4):
         members = [tars.member(b"a/stray", b"1234")]
         samples.append(choose.randrange(40))
         for sample in range(samples[-1]):
             folder = choose.choice([b"", b"dog/", b"cat/", b"cat/black/"])
-            classes[folder[:-1]] += 1
             for extension in choose.sample(["jpg", "cls", "json", "seg.png"], choose.randrange(1, 5)):
                 size = choose.choice([0, 1, 2, 511, 512, choose.randrange(300), choose.randrange(5000)])
                 sizes[extension].append(size)
                 members.append(tars.member(b"%s%d.%s" % (folder, sample, extension.encode()), bytes(size)))
         contents.append(tars.tar(*members))
     with a_lower(tmp_path, write(tmp_path, *contents)) as below:
-        report, found = statistics.gather(below), distribution_of(below)
+        report = statistics.gather(below)
     rows = report.pop("extensions")
     assert report == {
         **dict.fromkeys(("damaged", "apart", "joined", "more_extensions"), 0),
@@ -83,12 +64,6 @@ def test_totals_and_counts_equal_a_count_by_hand(tmp_path: Path) -> None:
         }
         for extension, found in sorted(sizes.items(), key=lambda item: (-len(item[1]), item[0]))
     ]
-    for name, own in sizes.items():
-        bits = dict(enumerate(found.sizes[name.encode()].tolist()))
-        assert {bit: count for bit, count in bits.items() if count} == Counter(map(int.bit_length, own))
-    assert found.samples.tolist() == samples
-    assert (found.in_no_class, found.samples_left, found.columns_left) == (classes.pop(b""), 0, 0)
-    assert found.classes == classes
 
 
 def test_names_that_are_no_utf8_and_sizes_beyond_32_bits(tmp_path: Path) -> None:
@@ -134,27 +109,3 @@ def test_a_shard_that_is_written_all_the_time_counts_as_damaged(
         monkeypatch.setattr(indexing, "ATTEMPTS_MAX", 2)  # each one waits for the disk
         report = statistics.gather(below)
     assert (report["damaged"], report["samples"]) == (1, 3)
-
-
-# --- the counts that plots are drawn from ---
-
-
-def test_empty_and_unreadable_shards_have_their_place(tmp_path: Path) -> None:
-    contents = tars.END, tars.tar(tars.member(b"a.txt", b"1")), tars.END, tars.tar(tars.member(b"stray"))
-    with a_lower(tmp_path, write(tmp_path, *contents)) as below:
-        (tmp_path / "s0.tar").unlink()
-        found, report = distribution_of(below), statistics.gather(below)
-    assert found.samples.tolist() == [UNREADABLE, 1, 0, 0]
-    assert [report[name] for name in ("damaged", "samples", "members", "in_no_sample")] == [1, 1, 2, 1]
-
-
-def test_columns_and_classes_beyond_the_limits_are_counted_together(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(statistics, "CLASSES_MAX", 3)
-    monkeypatch.setattr(statistics, "COLUMNS_MAX", 4)
-    members = [tars.member(b"c%d/%d.e%d" % (n, n, n), b"1") for n in range(10)]
-    with a_lower(tmp_path, write(tmp_path, tars.tar(*members))) as below:
-        found = distribution_of(below)
-    assert (len(found.classes), found.samples_left) == (3, 7)
-    assert (len(found.sizes), found.columns_left) == (4, 6)

@@ -66,10 +66,12 @@ class Grid:
     def _grid(self, now: Snapshot, request: Request, *, page: str, seed: int | None) -> Response:
         query, notes, filter_ = query_of(request), list[str](), Filter()
         at = number_in(dict(query), "at")
+        progress = self._table.progress(now)  # before the samples: a page of an unfinished table asks again
         numbers, matches, charts = list[int](), 0, list[Histogram]()
         try:
             filter_ = Filter.of(query)
             self._table.wait(now, filter_, WAIT_SECONDS if filter_ else 0)
+            progress = self._table.progress(now)
             if seed is None:
                 numbers = self._table.numbers(now, filter_, at, PAGE)
             else:
@@ -93,7 +95,7 @@ class Grid:
             operators=OPERATORS,
             columns=[column.name for column in self._table.columns()],
             charts=[_chart(chart, filter_, link) for chart in charts],
-            progress=self._table.progress(now),
+            progress=progress,
             cards=self._cards(now, filter_, numbers),
             notes=notes,
             matches=matches,
@@ -108,6 +110,11 @@ class Grid:
             next_seed=((seed or 0) + 1) % SEED_MAX,
             commands=self._commands,
         )
+
+    def charts(self, now: Snapshot) -> list[dict[str, Any]]:
+        """Return the counts of all samples; bars lead to the grid. Raises UsageError."""
+        charts = self._table.histograms(now, Filter())
+        return [_chart(chart, Filter(), lambda to: f"/?{to.query()}") for chart in charts]
 
     def _cards(self, now: Snapshot, filter_: Filter, numbers: Sequence[int]) -> list[dict[str, Any]]:
         """Return samples as the grid shows them, with what the table has of their class, order and caption."""

@@ -35,7 +35,7 @@ LINES = 100_000  # samples that are listed at a time
 LISTED = 50  # columns that an error names
 VALUES_MAX = 100  # of a condition `in`
 BARS, TOP = 20, 20  # of a histogram, and values of a column by their number
-HISTOGRAMS_MAX, FEW = 12, 50  # columns with histograms, and values of a text that has one
+HISTOGRAMS_MAX, FEW = 16, 50  # columns with histograms, and values of a text that has one
 TEXTS_MAX = 30  # columns of texts whose values are counted
 CACHED_MAX = 32  # answers
 LABEL_MAX = 100  # characters
@@ -257,7 +257,8 @@ class TableOfSet:
         for column in self.columns():
             kinds[column.kind].append(column)
         kinds["text"] = self._with_few_values(now, kinds["text"][:TEXTS_MAX])
-        most = {"class": 2, "number": 5, "size": 3, "truth": 2, "text": 3}
+        kinds["class"].sort(key=lambda column: (column.name.count("."), column.name == FOLDER))
+        most = {"class": 3, "number": 4, "size": 2, "truth": 1, "text": 2}
         chosen = [column for kind, columns in kinds.items() for column in columns[: most[kind]]]
         names = {condition.column for condition in filter_.conditions}
         chosen += [column for column in self.columns() if column.name in names and column not in chosen]

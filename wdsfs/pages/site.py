@@ -3,8 +3,7 @@
 Every answer is made in a thread, of one snapshot of the set. Those that wait for the bytes of shards (thumbnails,
 previews, downloads) have threads of their own, so that a slow shard never holds up a page.
 
-Plots are tables with bars. They are bounded for sets of any size: the largest columns and classes have rows, and
-neighbouring shards share one.
+The plot of shards is a table with bars, bounded for sets of any size: neighbouring shards share one.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import os
 import secrets
 import shlex
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 from urllib.parse import quote
@@ -34,16 +33,13 @@ from starlette.staticfiles import StaticFiles
 from wdsfs import names as naming
 from wdsfs import wings
 from wdsfs.errors import NoSuchEntry, NotADirectory, StaleShard, UsageError, WdsfsError, bytes_text, counted
-from wdsfs.index.record import Record
-from wdsfs.names import shown
 from wdsfs.pages.downloads import MEMBER_POLICY, Download, Downloads, requested_path, saved_as, suffix, text_of
 from wdsfs.pages.filters import Filter
 from wdsfs.pages.grid import PAGE, WAIT_SECONDS, Grid, query_of
 from wdsfs.pages.preview import PLAYERS, Picture, Source, content_of, decoded, without_controls
 from wdsfs.pages.previewer import Previewer
-from wdsfs.pages.set_query import Histogram, Neighbours, TableOfSet
+from wdsfs.pages.set_query import Neighbours, TableOfSet
 from wdsfs.pages.shown_set import File, FileOrigin, Snapshot, Subject
-from wdsfs.tree.statistics import UNREADABLE, Distribution
 
 SIDE = 192  # pixels of a thumbnail, at the most
 SNIPPET = 600  # bytes of a text that is shown in the grid
@@ -282,10 +278,10 @@ class Site:
     # --- plots, problems
 
     def plots(self, now: Snapshot, request: Request) -> Response:
-        """Return the plots."""
-        counts, column = self._of_version(now, _counted), self.table.class_column()
-        by_class = [] if column is None else [plot_values(self.table.top(now, Filter(), column))]
-        return self._page("plots.html", plots=[*plots_of(counts), *by_class])
+        """Return the samples of each shard, and the counts of the table."""
+        progress = self.table.progress(now)  # before the counts: a page of an unfinished table asks again
+        plot, charts = plot_shards(_samples_of_shards(now)), self._grid.charts(now)
+        return self._page("plots.html", plot=plot, charts=charts, progress=progress)
 
     def problems(self, now: Snapshot, request: Request) -> Response:
         """Return the shards that are damaged, and the findings of `check`, as far as the index knows."""
@@ -350,27 +346,17 @@ def _all_findings(now: Snapshot) -> Iterator[tuple[bytes, Any]]:
     yield from ((os.fsencode(name), finding) for name, finding in judge.missing())
 
 
-def _counted(now: Snapshot) -> Distribution:
-    """Return the figures for plots; other pages get their turn between shards. Raises StaleShard."""
-    counts = Distribution()
+def _samples_of_shards(now: Snapshot) -> list[int]:
+    """Return the number of samples of each shard, or UNREADABLE."""
     readable = set(now.readable)
-    for number in range(len(now.shards)):
-        if number in readable:
-            now.record(number, functools.partial(_count, counts))
-        else:
-            counts.add_unreadable()
-    return counts
+    return [
+        now.first_of(shard + 1) - now.first_of(shard) if shard in readable else UNREADABLE
+        for shard in range(len(now.shards))
+    ]
 
 
-def _count(counts: Distribution, record: Record) -> None:
-    counts.add(record)
-    counts.add_classes(record)
-
-
-COLUMNS_DRAWN = 10
-CLASSES_DRAWN = 100
 BARS_MAX = 120  # neighbouring shards share a bar where there are more
-NAME_MAX = 100  # characters of the name of a column or class
+UNREADABLE = -1  # instead of the samples of a shard
 
 
 class Bar(NamedTuple):
@@ -389,35 +375,10 @@ class Plot(NamedTuple):
     bars: tuple[Bar, ...] = ()
 
 
-def plots_of(counts: Distribution) -> list[Plot]:
-    """Return all charts of a set, in their order."""
-    return [plot_sizes(counts), plot_shards(counts), plot_classes(counts)]
-
-
-def plot_sizes(counts: Distribution) -> Plot:
-    """Return the sizes of files by column: for each a histogram over powers of two."""
-    title = "Sizes of files by column"
-    ranked = sorted(counts.sizes.items(), key=lambda item: (-int(item[1].sum()), item[0]))
-    if not ranked:
-        return Plot(title, "There are no files in samples.")
-    drawn = [(_name(extension) or "(none)", files) for extension, files in ranked[:COLUMNS_DRAWN]]
-    bars = [
-        Bar((name, _range_text(bits), f"{files[bits]:,}"), float(files[bits] / files.max()))
-        for name, files in drawn
-        for bits in np.flatnonzero(files).tolist()
-    ]
-    typical = ", ".join(f"{name} mostly {_range_text(int(files.argmax()))}" for name, files in drawn[:4])
-    alt = f"{title}: {typical}{', and others' if len(ranked) > 4 else ''}."
-    rest = len(ranked) - len(drawn) + counts.columns_left
-    if rest:
-        alt += f" {counted(rest, 'more column')} not drawn."
-    return Plot(title, alt, ("column", "size", "files"), tuple(bars))
-
-
-def plot_shards(counts: Distribution) -> Plot:
+def plot_shards(counts: Sequence[int]) -> Plot:
     """Return the samples of each shard, or of neighbours, in the order of the set."""
     title = "Samples by shard"
-    samples = np.array(counts.samples, np.int64)
+    samples = np.array(counts, np.int64)
     readable = samples[samples != UNREADABLE]
     if not readable.any():
         return Plot(title, f"There are no samples in {counted(len(samples), 'shard')}.")
@@ -435,62 +396,3 @@ def plot_shards(counts: Distribution) -> Plot:
         bars.append(Bar(cells, float(group.mean() / readable.max())))
         first = last + 1
     return Plot(title, alt, ("shards", "least samples", "mean", "most samples"), tuple(bars))
-
-
-def plot_classes(counts: Distribution) -> Plot:
-    """Return the samples of each class, the largest by name."""
-    title = "Samples by folder"
-    if not counts.classes:
-        return Plot(title, "The keys have no folders.")
-    ranked = sorted(counts.classes.items(), key=lambda item: (-item[1], item[0]))
-    most, least = ranked[0][1], ranked[-1][1]
-    bars = [Bar((_name(name), f"{samples:,}"), samples / most) for name, samples in ranked[:CLASSES_DRAWN]]
-    classes = f"{len(ranked):,} {'class' if len(ranked) == 1 else 'classes'}"
-    more = "more than " if counts.samples_left else ""
-    alt = f"{title}: {more}{classes} of {least:,} to {counted(most, 'sample')}."
-    rest = ranked[CLASSES_DRAWN:]
-    if rest:
-        bars.append(Bar((f"{len(rest):,} more", f"{sum(samples for _, samples in rest):,}")))
-    for samples, what in ((counts.in_no_class, "in no folder"), (counts.samples_left, "in further ones")):
-        if samples:
-            alt += f" {counted(samples, 'sample')} {what}."
-            bars.append(Bar((what, f"{samples:,}")))
-    return Plot(title, alt, ("folder", "samples"), tuple(bars))
-
-
-def plot_values(histogram: Histogram) -> Plot:
-    """Return the most frequent values of a column."""
-    title = f"Samples by {_cut(histogram.column)}"
-    bars = [
-        Bar((_cut(bar.label), f"{bar.count:,}"), bar.count / histogram.bars[0].count) for bar in histogram.bars
-    ]
-    for samples, what in ((histogram.rest, "with other values"), (histogram.missing, "without")):
-        bars += [Bar((what, f"{samples:,}"))] * bool(samples)
-    alt = f"The {counted(len(histogram.bars), 'value')} with the most samples, as far as the table has them."
-    return Plot(title, alt, ("class", "samples"), tuple(bars))
-
-
-def _range_text(bits: int) -> str:
-    """Return the sizes that have this number of bits: `0 B`, `2 B to 3 B`, `8 KiB to 16 KiB`."""
-    low, high = size_text(1 << bits - 1 if bits else 0), size_text((1 << bits) - 1)
-    return low if low == high else f"{low} to {high}"
-
-
-def size_text(size: int) -> str:
-    """Return `0 B`, `512 B`, `4 KiB`: rounded up to whole units, so that the end of a range has a short name."""
-    unit = 0
-    while size >= 1000 and unit < 6:
-        size = (size + 1023) >> 10
-        unit += 1
-    return f"{size:,} {('B', 'KiB', 'MiB', 'GiB', 'TiB', 'PiB', 'EiB')[unit]}"
-
-
-def _name(name: bytes) -> str:
-    """Return the name of a column or class with its middle left out where it is long."""
-    return _cut(name.decode("utf-8", "backslashreplace"))
-
-
-def _cut(name: str) -> str:
-    """Return a name with its middle left out where it is long."""
-    text, half = shown(name), (NAME_MAX - 1) // 2
-    return text if len(text) <= NAME_MAX else f"{text[:half]}…{text[-half:]}"

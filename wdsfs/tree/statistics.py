@@ -1,12 +1,10 @@
-"""Counts over a set, from its records: totals, sizes by column, samples by shard and class.
+"""Counts over a set, from its records: totals, and sizes by column.
 
-For `wdsfs info`, plots, `df` and `status`. No member is read. Memory does not grow with samples: it holds a number
-for each shard, 65 for each column, one for each class up to `CLASSES_MAX`, and a bounded number of sizes.
+For `wdsfs info`, `df` and `status`. No member is read. Memory is bounded for sets of any size.
 """
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,57 +20,8 @@ from wdsfs.tree.tree import Totals
 EXTENSIONS_MAX = 1000  # extensions of which sizes are reported
 SAMPLED_SIZES = 1_000_000  # sizes per extension that quantiles are taken from; more are thinned out evenly
 
-UNREADABLE = -1  # instead of the samples of a shard
-BINS = 65  # sizes by the number of their bits: 0, 1, 2 to 3, 4 to 7 ... bytes
-COLUMNS_MAX = 1000  # extensions that are counted apart
-CLASSES_MAX = 1_000_000  # classes that are counted apart
 
-
-class Distribution:
-    """The counts of a set, added shard by shard, in the order of the set.
-
-    `sizes` has the files of each column (an extension) by the bits of their size. `samples` are those of each
-    shard, or UNREADABLE. `classes` are samples by class: the folder of their key.
-    `columns_left` counts extensions beyond the limit, in each shard; `samples_left` the samples of classes beyond
-    the limit of classes, `in_no_class` those without a class.
-    """
-
-    def __init__(self) -> None:
-        self.sizes: dict[bytes, NDArray[np.int64]] = {}
-        self.columns_left = 0
-        self.samples = array("q")
-        self.classes: dict[bytes, int] = {}
-        self.in_no_class = self.samples_left = 0
-
-    def add(self, record: Record) -> None:
-        """Add the sizes and the number of samples of a shard."""
-        self.samples.append(record.samples)
-        for extension, sizes in sizes_by_extension(record):
-            counts = self.sizes.get(extension)
-            if counts is None:
-                if len(self.sizes) >= COLUMNS_MAX:
-                    self.columns_left += 1
-                    continue
-                counts = self.sizes[extension] = np.zeros(BINS, np.int64)
-            counts += _by_bits(sizes)
-
-    def add_unreadable(self) -> None:
-        """Add a shard that cannot be read."""
-        self.samples.append(UNREADABLE)
-
-    def add_classes(self, record: Record) -> None:
-        """Add the samples of a record by the folders of their keys."""
-        for folder, count in _samples_of_folders(record):
-            name = record.folder_path(folder)
-            if not name:
-                self.in_no_class += count
-            elif name in self.classes or len(self.classes) < CLASSES_MAX:
-                self.classes[name] = self.classes.get(name, 0) + count
-            else:
-                self.samples_left += count
-
-
-def sizes_by_extension(record: Record) -> Iterator[tuple[bytes, NDArray[Any]]]:
+def _sizes_by_extension(record: Record) -> Iterator[tuple[bytes, NDArray[Any]]]:
     """Yield the sizes (bytes) of the members of samples, by extension."""
     if not record.members:
         return
@@ -85,22 +34,6 @@ def sizes_by_extension(record: Record) -> Iterator[tuple[bytes, NDArray[Any]]]:
     bounds = [*starts.tolist(), len(order)]
     for at, number in enumerate(numbers.tolist()):
         yield record.extension_name[number], sizes[order[bounds[at] : bounds[at + 1]]]
-
-
-def _by_bits(sizes: NDArray[Any]) -> NDArray[np.int64]:
-    # frexp gives the bits of a whole number, exactly up to 2**53 bytes.
-    bits = np.frexp(sizes.astype(np.float64))[1]
-    return np.bincount(bits, minlength=BINS)[:BINS]
-
-
-def _samples_of_folders(record: Record) -> Iterator[tuple[int, int]]:
-    """Yield the folders of a record that hold samples themselves, and how many."""
-    is_sample = (record.array("entry.flags") & STRAY) == 0
-    before = np.concatenate([[0], np.cumsum(is_sample)])
-    bounds = record.array("folder.entry").astype(np.int64)
-    counts = before[bounds[1:]] - before[bounds[:-1]]
-    for folder in np.flatnonzero(counts).tolist():
-        yield folder, int(counts[folder])
 
 
 # --- sums, for `df` and `status`
@@ -215,7 +148,7 @@ def gather(lower: ShardSet) -> dict[str, Any]:
 def _add(record: Record, by_extension: dict[bytes, _Sizes]) -> int:
     """Add the sample members of a shard by extension; returns how many members are in no sample."""
     in_samples = 0
-    for extension, sizes in sizes_by_extension(record):
+    for extension, sizes in _sizes_by_extension(record):
         by_extension.setdefault(extension, _Sizes()).add(sizes)
         in_samples += len(sizes)
     return record.members - in_samples
