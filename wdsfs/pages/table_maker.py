@@ -39,6 +39,7 @@ log = logging.getLogger("wdsfs")
 
 COLUMNS_MAX = 400  # of the table
 ROWS_AT_ONCE, SECONDS_AT_ONCE = 100_000, 0.3  # that wait to be inserted together
+INSERTED = 10_000  # rows: DuckDB leaves what comes in large pieces unpacked for ever
 MEMORY_MAX, MEMORY_SHARE = 8 << 30, "25%"  # bytes, and the part of what this process may use, for the database
 CLOSE_SECONDS = 10.0  # that the thread has to end
 AGAIN_SECONDS = 0.5  # until the table of a set that changes is made again
@@ -362,9 +363,10 @@ class TableMaker:
         for rows in _together(rows for _, rows in self._waiting):
             self._rows += len(rows)
             self._row_bytes = max(self._row_bytes, rows.nbytes // max(len(rows), 1))
-            self._cursor.register("part", rows)
-            self._cursor.execute(f"INSERT INTO {table} BY NAME SELECT * FROM part")
-            self._cursor.unregister("part")
+            for begin in range(0, len(rows), INSERTED):
+                self._cursor.register("part", rows.slice(begin, INSERTED))
+                self._cursor.execute(f"INSERT INTO {table} BY NAME SELECT * FROM part")
+                self._cursor.unregister("part")
         with self._changed:
             self.problem = self._left_out()  # before the table may be complete
             self.done[table] |= {number for number, _ in self._waiting}
