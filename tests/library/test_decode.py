@@ -130,7 +130,8 @@ def test_further_decoders_come_first(shard: str) -> None:
     for decode, text in (({"jpg": "rgb"}, "'jpg' needs a function of bytes, not 'rgb'"), ("pil", "by extension")):
         with pytest.raises(wdsfs.UsageError, match=text):
             wdsfs.samples(shard, decode=decode)  # type: ignore[arg-type]
-    assert wdsfs.samples(shard, decode=None)[0]["cls"] == b"3"
+    with wdsfs.samples(shard, decode=None) as samples:
+        assert samples[0]["cls"] == b"3"
 
 
 def test_values_are_those_of_webdataset() -> None:

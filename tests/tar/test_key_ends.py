@@ -141,10 +141,27 @@ def test_the_library(shards: list[str], program: Program) -> None:
         assert samples[1]["nii.gz"] == f"scans/{UID}.2 nii.gz".encode()
     table = wdsfs.table(paths, key_ends="last-dot")
     assert table["__key__"].to_pylist() == [*SAMPLES] * 2
-    files = WdsfsFileSystem(paths, key_ends="last-dot")
+    files = WdsfsFileSystem(paths, key_ends="last-dot", skip_instance_cache=True)
     assert files.cat(f"gnu/scans/{UID}.1/dcm") == f"scans/{UID}.1 dcm".encode()
+    files.close()
     with pytest.raises(UsageError, match="key_ends"):
         wdsfs.samples(paths, key_ends="dot")
+
+
+def test_keys_that_look_like_names_of_files(program: Program) -> None:
+    """Keys that a set has given choose their samples, also where such a file is in another one."""
+    keys = {"a", "a.nii", "b.txt", "c.v1.JPG", "d.1"}
+    path = str(program.write("s.tar", tar(*(member(f"{key}.jpg".encode()) for key in sorted(keys)))))
+    for some in ({"a.nii"}, keys - {"a"}):
+        with wdsfs.samples(path, key_ends="last-dot", keys=some) as chosen:
+            assert set(chosen.keys()) == some
+    table = str(program.write("t.csv", b"__key__,n\na.nii,1\nb.txt,2\n"))
+    for options in (
+        ["--keys", table],
+        ["--keys", f"{table}:__key__"],
+        ["--associate", table, "--missing", "skip"],
+    ):
+        assert program.run("ls", *LAST_DOT, *options, path, "s").stdout == b"a.nii/\nb.txt/\n"
 
 
 def test_check(shards: list[str], program: Program) -> None:

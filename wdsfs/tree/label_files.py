@@ -130,11 +130,15 @@ def text_of_files(files: LabelFiles) -> str:
 
 
 class LabelSource:
-    """A label file that is being read. `guessed` is the column of its keys, if its name says so only nearly."""
+    """A label file that is being read.
+
+    `guessed` is the column of its keys, if its name says so only nearly. `has_keys`: there are no names of files.
+    """
 
     def __init__(self, file: LabelFile, open_file: OpenFile) -> None:
         self.file, self.open_file = file, open_file
         self.guessed: str | None = None
+        self.has_keys = False
 
     def key_column(
         self, columns: Sequence[str], first: Sequence[str] = (), last: Sequence[str] = (), line: int | None = None
@@ -148,6 +152,7 @@ class LabelSource:
         name = next((name for name in names if name in columns), None)
         if name is not None:
             self.guessed = None if name in (file.column, *KEY_COLUMNS) else name
+            self.has_keys = name in KEY_COLUMNS
             return name
         what = repr(file.column) if file.column else "that names the samples, such as 'key' or 'file_name'"
         place = "TABLE:COLUMN" if file.kind == SQLITE else "COLUMN"

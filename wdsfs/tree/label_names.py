@@ -37,13 +37,16 @@ _LABEL_STUDIO = re.compile(rb"/data/(?:upload/[0-9]+/[0-9a-f]{8}-|local-files/\?
 Uses = NDArray[np.int64]  # rows that samples use, each doubled, and one more where directories were left out
 
 
-def sample_name(name: bytes, reading: Reading) -> tuple[bytes, bool]:
-    """Return the key that a name in a table stands for; and True if it is the name of a file."""
+def sample_name(name: bytes, reading: Reading, *, is_key: bool = False) -> tuple[bytes, bool]:
+    """Return the key that a name in a table stands for; and True if it is the name of a file.
+
+    `is_key`: where keys may have dots, it is none.
+    """
     if b"." not in name:
         return name, False
     key = names.plain_key(name)
     _, _, extension = key.rpartition(b"/")[2].rpartition(b".")
-    is_file = extension.lower() in _KNOWN if reading.last_dot else _LETTER.search(extension)
+    is_file = extension.lower() in _KNOWN and not is_key if reading.last_dot else _LETTER.search(extension)
     if not is_file:
         return key, False
     if b"\\" in key and b"/" not in key:

@@ -26,6 +26,7 @@ from typing import IO, Any, BinaryIO, TextIO
 import numpy as np
 
 from wdsfs import source as sources
+from wdsfs.door.shard_door import DOOR
 from wdsfs.door.urls import is_remote
 from wdsfs.errors import StaleShard, UsageError
 from wdsfs.shards import Fingerprint
@@ -553,14 +554,15 @@ def _guarded(uri: str, bounds: _Bounds) -> Iterator[sqlite3.Connection]:
 # -- lists of keys as text, also those that can be read only once ---------------------------------------------
 
 
-def _text_keys(file: LabelFile, read: Callable[[int], bytes]) -> Iterator[tuple[list[bytes], Sequence[int]]]:
+def _text_keys(source: LabelSource, read: Callable[[int], bytes]) -> Iterator[tuple[list[bytes], Sequence[int]]]:
     """Yield the keys of a text, with empty ones.
 
     Semantics decision: a key in each line; if there is a NUL in the first MiB, NULs are between the keys, which
     may then have newlines; if there are neither NULs nor newlines, but carriage returns, these are. Nothing else
-    is left out: a key may have blanks, or begin with #.
+    is left out: a key may have blanks, or begin with #. The first byte of lists of the library is a NUL.
     """
-    block, lines, rest = read(KEY_MAX), 0, b""
+    file, block, lines, rest = source.file, read(KEY_MAX), 0, b""
+    source.has_keys = block.startswith(b"\0")
     if block.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise label_error(file, None, "is in UTF-16: save it as UTF-8")
     block = block.removeprefix(b"\xef\xbb\xbf")
@@ -604,7 +606,7 @@ def copy_list(value: str, option: str, directory: str) -> str:
             target.write(data)
             return data
 
-        if not sum(any(keys) for keys, _ in _text_keys(file, read)):
+        if not sum(any(keys) for keys, _ in _text_keys(LabelSource(file, DOOR.open_shard), read)):
             raise label_error(file, None, NO_KEY)
     return copy
 
@@ -631,7 +633,7 @@ def read_keys(source: LabelSource) -> Iterator[tuple[list[bytes], Sequence[int]]
     """Yield the keys of a list, some MiB of them at a time, and their lines. Raises as `read_rows`."""
     if source.file.kind == TEXT:
         with open_text(source) as stream:
-            yield from _text_keys(source.file, stream.read)
+            yield from _text_keys(source, stream.read)
         return
     keys, lines, size = list[bytes](), list[int](), 0
     for key, line, _ in read_rows(source):

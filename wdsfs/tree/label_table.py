@@ -49,7 +49,7 @@ from wdsfs.tree.label_files import (
 from wdsfs.tree.label_names import ADD, BEGIN, END, Uses, forms_of, rows_meant, sample_name, shared_row, uses_of
 from wdsfs.tree.label_rows import read_keys, read_rows
 
-FORMAT, LABELS, KEYS, NAMES = "4", "labels", "keys", "names"  # of tables in the cache, and their kinds
+FORMAT, LABELS, KEYS, NAMES = "5", "labels", "keys", "names"  # of tables in the cache, and their kinds
 NAMED, SHOWN = 3, 200  # keys of no sample that a message names, bytes of each
 _KEYS_MAX = 500  # keys in one query
 _BATCH = 10_000  # rows written at a time
@@ -210,8 +210,9 @@ def _fill_labels(files: LabelFiles, open_file: OpenFile, table: NewFile) -> tupl
         for at, file in enumerate(files):
             source = LabelSource(file, open_file)
             for batch in batches(read_rows(source)):
+                is_key = source.has_keys
                 packed = [
-                    (*sample_name(key, file.reading), line, at, _pack(file, line, row, numbers))
+                    (*sample_name(key, file.reading, is_key=is_key), line, at, _pack(file, line, row, numbers))
                     for key, line, row in batch
                 ]
                 db.executemany("INSERT INTO labels VALUES (?, ?, ?, ?, ?)", packed)
@@ -398,7 +399,7 @@ def _fill_keys(files: LabelFiles, open_file: OpenFile, table: NewFile) -> tuple[
         for file in files:
             source = LabelSource(file, open_file)
             for keys, numbers in read_keys(source):
-                text, rows, of_files = _pack_keys(file, keys, numbers, end)
+                text, rows, of_files = _pack_keys(source, keys, numbers, end)
                 has_names |= of_files
                 table.write(text)
                 unsorted.write(rows)
@@ -432,19 +433,20 @@ def _fill_names(keys: KeyList, table: NewFile) -> tuple[str, int]:
 
 
 def _pack_keys(
-    file: LabelFile, keys: Sequence[bytes], lines: Sequence[int], end: int
+    source: LabelSource, keys: Sequence[bytes], lines: Sequence[int], end: int
 ) -> tuple[bytes, bytes, bool]:
     """Return what a table has of these keys: their text, which begins at `end`, and their rows.
 
     Also True if some are names of files.
     """
+    file = source.file
     for key, line in zip(keys, lines, strict=True) if max(map(len, keys), default=0) > KEY_MAX else ():
         if len(key) > KEY_MAX:
             raise label_error(file, line, TOO_LONG)
     keys = list(filter(None, keys))
     is_file = np.zeros(len(keys), bool)
     if b"." in b"".join(keys):  # one search over all of them takes next to nothing
-        pairs = [sample_name(key, file.reading) for key in keys]
+        pairs = [sample_name(key, file.reading, is_key=source.has_keys) for key in keys]
         keys, is_file = [key for key, _ in pairs], np.array([of_file for _, of_file in pairs])
     lengths = np.fromiter(map(len, keys), np.int64, len(keys))
     pads = -(lengths + _LENGTH.size) % _UNIT
