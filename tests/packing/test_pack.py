@@ -324,7 +324,7 @@ TABLE = b"key,caption,stars\ncat/1,A cat,5\ndog/1,A dog,\n"
         (
             TABLE,
             {"columns": ["cls=stars"]},
-            "--class-column cls: a table has .* --columns NAME=stars.* --class-as none",
+            "--class-column cls: another column .* --columns NAME=stars.* --class-as none",
         ),
         (TABLE, {"columns": ["JPG=stars"]}, "1.jpg is the column jpg of its sample.*--columns NAME=stars"),
         (TABLE, {"columns": ["__key__=stars"]}, "column 'stars': readers use this name"),

@@ -346,8 +346,8 @@ def _added_columns(layout: file_samples.Layout, options: PackOptions, tables: Sa
     if layout.name == file_samples.CLASSES and options.class_as != AS_NONE:
         column = lower_case(os.fsencode(options.class_column))
         if column in added:
-            text = f"--class-column {options.class_column}: a table has this column, too"
-            raise UsageError(f"{text}: rename one, its own with {added[column]}, or use --class-as none")
+            text = f"--class-column {options.class_column}: another column that pack adds has this name"
+            raise UsageError(f"{text}: rename one, the other with {added[column]}, or use --class-as none")
         added[column] = "--class-column NAME, or use --class-as none"
     return added
 
