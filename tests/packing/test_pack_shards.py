@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -62,6 +63,11 @@ def test_listed_samples_are_copied_byte_by_byte(program: Program) -> None:
     raw = a_set(program.home)
     listed = ["d/2-3", "d/0-1", "s1/d/1-3", "d/0-2"]
     program.write("good.txt", "\n".join(listed).encode())
+    shown = [("d/0-1", "d/0-1txt"), ("d/0-2", "d/0-2txt"), ("d/1-3", "z" * 80)]
+    for options in (["--columns", "cls", "--columns", "txt"], []):
+        done = program.run("pack", "--keys", "good.txt", *options, "s{0..2}.tar", "-o", "x.tar", "-n", "--json")
+        rows = json.loads(done.stdout)["first_samples"]
+        assert [(row["key"], row["value"]) for row in rows if row["column"] == "txt"] == shown
     done = program.run("pack", "--keys", "good.txt", "s{0..2}.tar", "-o", "good-%d.tar")
     assert b"4 samples" in done.stdout
     assert b"left out: 18 members in no sample" in done.stdout

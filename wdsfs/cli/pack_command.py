@@ -32,7 +32,6 @@ from wdsfs.cli.output import bytes_bar, note_uneven, say, shards_bar, write_json
 from wdsfs.cli.process import disk_errors, ended_in_order, when_interrupted
 from wdsfs.cli.view_options import composition_options, list_file, set_options_without_split
 from wdsfs.errors import ExportError, UsageError, counted, several
-from wdsfs.names import readable
 
 if TYPE_CHECKING:
     from wdsfs.packing.file_source import PackOptions
@@ -41,8 +40,6 @@ if TYPE_CHECKING:
     from wdsfs.tree.set_options import Opening, Selection
 
 log = logging.getLogger("wdsfs")
-
-SAMPLES_SHOWN, VALUE_SHOWN = 3, 80  # by --dry-run: samples, and bytes of each value
 
 
 class Packed(NamedTuple):
@@ -218,7 +215,7 @@ _NOT_FOR_SHARDS = {
 class Made(NamedTuple):
     """New shards that are planned, or made: their plan, those written now, and what is said of them.
 
-    `first` are members at the start of the first shard.
+    `first` are members at the start of the first shard; `shown` is what --dry-run shows of them.
     """
 
     plan: Plan
@@ -226,6 +223,7 @@ class Made(NamedTuple):
     facts: dict[str, Any]
     left_out: str
     first: Sequence[PlannedMember]
+    shown: Sequence[dict[str, Any]]
     classes: Sequence[str] = ()
 
 
@@ -292,7 +290,8 @@ def _are_files(sources: Sequence[str], layout: str) -> bool:
 
 def _pack_files(directories: Sequence[str], packed: Packed, opening: Opening) -> Made:
     from wdsfs.packing.file_source import make_plan, pack_files
-    from wdsfs.packing.plan import FIRST_MEMBERS, Step, planned_members
+    from wdsfs.packing.plan import FIRST_MEMBERS, Step, planned_members, shown_values
+    from wdsfs.packing.shard_writer import Files
 
     refuse_typed(_NOT_FOR_FILES, "directories of files")
     if packed.split:
@@ -313,11 +312,13 @@ def _pack_files(directories: Sequence[str], packed: Packed, opening: Opening) ->
             when_interrupted(output.STOPPED),
         ):
             done = pack_files(plan, opening.jobs, on_bytes, opening.workers, space_check=packed.space_check)
-    first = [*itertools.islice(planned_members(plan.steps[0].output), FIRST_MEMBERS)]
+    with Files(follow_links=packed.options.walk.follow_links).opened() as read, disk_errors():
+        first = [*itertools.islice(planned_members(plan.steps[0].output, read=read), FIRST_MEMBERS)]
+        shown = shown_values(first) if packed.dry_run else []
     facts = {**_facts(plan, plan.splits), "layout": plan.layout.name}
     losses = plan.losses
     facts["left_out_count"] = losses.unpackable_count + losses.leavings_count + losses.excluded.total()
-    return Made(plan, done, facts, plan.losses.summary, first, [*map(os.fsdecode, plan.samples.classes)])
+    return Made(plan, done, facts, plan.losses.summary, first, shown, [*map(os.fsdecode, plan.samples.classes)])
 
 
 def _pack_shards(
@@ -341,7 +342,7 @@ def _pack_shards(
         made.run(write=not packed.dry_run)
     strays = f"{counted(made.left_out, 'member')} in no sample" if made.left_out else ""
     facts = {**_facts(made.plan, made.splits), "layout": "shards", "left_out_count": made.left_out}
-    return Made(made.plan, made.done, facts, strays, made.first)
+    return Made(made.plan, made.done, facts, strays, made.first, made.shown)
 
 
 def _refuse_mount(sources: Sequence[str]) -> None:
@@ -363,14 +364,12 @@ def _refuse_own_directory(sources: Sequence[str], packed: Packed) -> None:
 def _report_pack(made: Made, packed: Packed, seconds: float) -> None:
     """Print the shards that are planned, or that were written, and in how many seconds."""
     if packed.as_json:
-        report = made.facts
-        if not packed.dry_run:
-            report |= {"written": len(made.done), "seconds": round(seconds, 3)}
-        write_json(report)
+        done = {"written": len(made.done), "seconds": round(seconds, 3)}
+        write_json(made.facts | ({"first_samples": made.shown} if packed.dry_run else done))
         return
     if packed.dry_run:
         output.print_steps(made.plan.steps)
-        _print_first(made.first)
+        _print_first(made.shown)
     output.say_left_out(made.plan)
     if made.left_out:
         say(f"left out: {made.left_out}")
@@ -380,15 +379,11 @@ def _report_pack(made: Made, packed: Packed, seconds: float) -> None:
             say(f"classes: {os.fsdecode(file.target)} ({several(made.classes, 5)})")
 
 
-def _print_first(members: Sequence[PlannedMember]) -> None:
-    """Write the members of the first samples, with the start of each value that does not come from a file."""
+def _print_first(shown: Sequence[dict[str, Any]]) -> None:
+    """Write the members of the first samples, with the start of each text."""
     table = output.table_of("first samples", "column", "bytes", "value")
-    shown = list(dict.fromkeys(member.key for member in members))[:SAMPLES_SHOWN]
-    for key, extension, size, content in members:
-        if key in shown:
-            table.add_row(
-                readable(key), readable(extension), f"{size:,}", readable((content or b"")[:VALUE_SHOWN])
-            )
+    for member in shown:
+        table.add_row(member["key"], member["column"], f"{member['bytes']:,}", member["value"] or "")
     output.print_table(table)
 
 

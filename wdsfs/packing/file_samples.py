@@ -30,13 +30,12 @@ from numpy.typing import NDArray
 from wdsfs import names
 from wdsfs.door.shard_door import DOOR
 from wdsfs.errors import CommitError, UsageError, and_others, several
-from wdsfs.names import readable
+from wdsfs.names import Reading
 from wdsfs.packing import reasons
 from wdsfs.packing.file_table import FileTable, FoundDirectory, LeftOut
 from wdsfs.packing.plan import Numbers
-from wdsfs.tree.label_files import KIND_OF_SUFFIX, NO_KEY, ORDER, LabelSource, label_error, label_file
-from wdsfs.tree.label_names import sample_name
-from wdsfs.tree.label_rows import read_keys
+from wdsfs.tree.label_files import KIND_OF_SUFFIX, ORDER, fingerprints_of, label_files, text_of_files
+from wdsfs.tree.label_table import missing_text, open_key_list, refuse_shared
 
 AUTO, FILES, SAMPLES, CLASSES = "auto", "files", "samples", "classes"
 
@@ -469,6 +468,8 @@ def _equal_directories(samples: Samples) -> list[str]:
 
 NOT_LISTED = "its key is not in the list of --order"
 
+_KEYS_AT_ONCE = 100_000  # that are looked up in a list
+
 # So that a key has independent numbers for its order and for its split.
 _SHUFFLE, _SPLIT = b"wdsfs shuffle", b"wdsfs split"
 
@@ -501,15 +502,13 @@ def parse_splits(texts: Sequence[str]) -> list[Split]:
     return splits
 
 
-def order_of(samples: Samples, seed: str | None, listed: str | None, left_out: LeftOut) -> Numbers:
+def order_of(samples: Samples, seed: str | None, file: str | None, left_out: LeftOut) -> Numbers:
     """Return the numbers of the samples in the order of the set: by name, shuffled, or as a file lists the keys.
 
-    Samples that are not listed go to `left_out`. Raises UsageError for a list that has keys of no sample or a key
-    twice, ShardError for one that cannot be read.
+    Samples that are not listed go to `left_out`. Raises UsageError for one that has keys of no sample, ViewError
+    and ShardErrors for one that cannot be read.
     """
-    if listed is not None:
-        return _as_listed(samples, listed, left_out)
-    return shuffled(samples, seed)
+    return shuffled(samples, seed) if file is None else _as_listed(samples, file, left_out)
 
 
 class Keyed(Protocol):
@@ -568,19 +567,30 @@ def _hashed(samples: Keyed, salt: bytes) -> NDArray[np.uint64]:
 
 
 def _as_listed(samples: Samples, text: str, left_out: LeftOut) -> Numbers:
-    file = label_file(text, ORDER)
-    numbers = {samples.key(number): number for number in range(len(samples))}
-    listing, reading = dict[bytes, int](), names.Reading(last_dot=samples.layout.last_dot)
-    for given, lines in read_keys(LabelSource(file, DOOR.open_shard)):
-        for typed, line in zip(given, lines, strict=True):
-            key = typed if typed in numbers else sample_name(typed, reading)[0]
-            if key and key not in numbers:
-                what = "occurs twice" if key in listing else "is the key of no sample"
-                raise UsageError(f"--order {file.text}:{line}: {readable(typed)!r} {what}")
-            if key:
-                listing[key] = numbers.pop(key)
-    if not listing:
-        raise label_error(file, None, NO_KEY)
-    for key in numbers:
-        left_out.refuse(key, NOT_LISTED)
-    return np.fromiter(listing.values(), np.int64, len(listing))
+    starts = range(0, len(samples), _KEYS_AT_ONCE)
+    parts = (range(start, min(start + _KEYS_AT_ONCE, len(samples))) for start in starts)
+    reading = Reading(last_dot=samples.layout.last_dot)
+    order, others, wrong = listed(text, reading, ((b"", [*map(samples.key, part)]) for part in parts))
+    if wrong:
+        raise UsageError(f"--order {wrong}")
+    for number in others.tolist():
+        left_out.refuse(samples.key(number), NOT_LISTED)
+    return order
+
+
+def listed(
+    text: str, reading: Reading, shards: Iterable[tuple[bytes, Sequence[bytes]]]
+) -> tuple[Numbers, Numbers, str]:
+    """Return the samples that a file lists, in its order, and the others; and a text about keys of no sample.
+
+    `shards` has names of shards, and the keys of the next samples there. Raises as `open_key_list`, UsageError.
+    """
+    files = label_files(text, ORDER, reading)
+    with open_key_list(files, fingerprints_of(files, DOOR.look)) as table:
+        pairs = [table.find(shard, keys) for shard, keys in shards]
+        uses = [used for _, used in pairs]
+        refuse_shared(table, uses)
+        missing = table.missing(uses)
+        wrong = f"{text_of_files(files)}: {missing_text(missing, 'key', 'of no sample')}" if missing.number else ""
+    place = np.concatenate([np.zeros(0, np.int64), *(some for some, _ in pairs)])
+    return np.argsort(place, kind="stable")[np.count_nonzero(place < 0) :], np.flatnonzero(place < 0), wrong

@@ -8,12 +8,14 @@ an error, and never a smaller set.
 
 from __future__ import annotations
 
+import codecs
 import itertools
 import os
 import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -24,17 +26,19 @@ from wdsfs.door import urls
 from wdsfs.door.urls import is_remote
 from wdsfs.errors import CommitError, UsageError, counted
 from wdsfs.index.member_draft import Folders, TooManyFolders, folders_max
-from wdsfs.index.record import STRAY, Record
+from wdsfs.index.record import STRAY
 from wdsfs.names import SHARD_SUFFIXES, suffix_of
 from wdsfs.shards import Fingerprint
 from wdsfs.spec.spec_words import expand_braces, has_braces
 from wdsfs.tar import headers
+from wdsfs.tree import content
 from wdsfs.tree.indexing import indexed
 from wdsfs.tree.shard_set import ShardSet
 
 MAXCOUNT, MAXSIZE = 100_000, 3e9  # of a new shard, ShardWriter's defaults: samples, bytes of content
 
 FIRST_MEMBERS = 1000  # of the first shard, that a command reports
+SAMPLES_SHOWN, VALUE_SHOWN = 3, 80  # by --dry-run: samples, and bytes of each value
 COPY, LINK, REWRITE, NEW = "copy", "link", "rewrite", "new"
 
 Numbers = NDArray[np.int64]
@@ -235,36 +239,72 @@ class Output:
 
 
 class PlannedMember(NamedTuple):
-    """A member of a sample in a shard to be written. `size` is in bytes; `content` is None if a file has it."""
+    """A member of a sample in a shard to be written: `size` is in bytes, `start` yields its content."""
 
     key: bytes
     extension: bytes
     size: int
-    content: bytes | None = None
+    start: Callable[[], Iterable[bytes]]
 
 
-def planned_members(output: Output, lower: ShardSet | None = None) -> Iterator[PlannedMember]:
+def planned_members(
+    output: Output, lower: ShardSet | None = None, read: Callable[[NewMember], Iterable[bytes]] = lambda _: ()
+) -> Iterator[PlannedMember]:
     """Yield the members of samples in a shard to be written, in the order of the tar.
 
-    `lower` has the source shards, if there are any.
+    `lower` has the source shards, if there are any; `read` reads new members.
     """
     for piece in output.pieces:
         if isinstance(piece, NewMember):
             split = names.split(piece.name)
             if split is not None:
-                yield PlannedMember(split.folder + split.stem, split.extension, piece.size, piece.content)
+                key = split.folder + split.stem
+                yield PlannedMember(key, split.extension, piece.size, partial(read, piece))
         elif isinstance(piece, CopiedRange) and lower is not None:
-            yield from _copied_members(indexed(lower.plain.record, piece.shard), piece)
+            yield from _copied_members(lower.plain, piece)
 
 
-def _copied_members(record: Record, piece: CopiedRange) -> Iterator[PlannedMember]:
+def _copied_members(plain: ShardSet, piece: CopiedRange) -> Iterator[PlannedMember]:
+    record = indexed(plain.record, piece.shard)
     heads = record.array("member.head").astype(np.int64) * headers.BLOCK
     rows = np.flatnonzero((heads >= piece.start) & (heads < piece.end))
     for member in rows[np.argsort(heads[rows])].tolist():
         entry = record.entry_of(member)
         if not record.entry_flags[entry] & STRAY:
             extension = record.extension_name[record.array("member.ext")[member]]
-            yield PlannedMember(record.entry_path(entry), extension, int(record.array("member.size")[member]))
+            size, start = int(record.array("member.size")[member]), partial(_copied_start, plain, piece, member)
+            yield PlannedMember(record.entry_path(entry), extension, size, start)
+
+
+def _copied_start(plain: ShardSet, piece: CopiedRange, member: int) -> Iterator[bytes]:
+    yield content.read(indexed(plain.content, piece.shard, plain.tag(piece.shard), member), 0, VALUE_SHOWN)
+
+
+def shown_values(members: Iterable[PlannedMember]) -> list[dict[str, Any]]:
+    """Return what a command shows of the first samples: key, column, bytes, and the beginning of a text.
+
+    Raises CommitError, ShardErrors, OSErrors.
+    """
+    keys, rows = set[bytes](), list[dict[str, Any]]()
+    for member in members:
+        keys.add(member.key)
+        if len(keys) > SAMPLES_SHOWN:
+            break
+        key, column = names.readable(member.key), names.readable(member.extension)
+        rows.append({"key": key, "column": column, "bytes": member.size, "value": _text_of(member)})
+    return rows
+
+
+def _text_of(member: PlannedMember) -> str | None:
+    """Return the beginning of a text; None for other content."""
+    if member.extension.lower().rpartition(b".")[2] in names.MEDIA:
+        return None
+    data = next(iter(member.start()), b"")[:VALUE_SHOWN]
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(data)  # the last sign may be cut off
+    except UnicodeDecodeError:
+        return None
+    return None if b"\0" in data else names.readable(data)
 
 
 class Remark(NamedTuple):

@@ -13,18 +13,17 @@ import os
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import xxhash
-from numpy.typing import NDArray
 
 from wdsfs import names
 from wdsfs.durable import CHUNK
 from wdsfs.errors import CommitError, counted, several
 from wdsfs.index.record import Record
 from wdsfs.packing import reasons
-from wdsfs.packing.file_samples import NO_CLASS, shuffled, split_of
+from wdsfs.packing.file_samples import NO_CLASS, listed, shuffled, split_of
 from wdsfs.packing.file_source import PackOptions
 from wdsfs.packing.plan import (
     FIRST_MEMBERS,
@@ -43,16 +42,14 @@ from wdsfs.packing.plan import (
     joined,
     planned_members,
     rolled,
+    shown_values,
 )
 from wdsfs.packing.runner import Runner
 from wdsfs.packing.source_layout import SourceLayout, layout, pieces_of
-from wdsfs.shards import Fingerprint
 from wdsfs.tar import headers
 from wdsfs.tar.problems import HARMLESS
 from wdsfs.tree import content as content_module
 from wdsfs.tree.indexing import indexed
-from wdsfs.tree.label_files import ORDER, LabelFile, label_file
-from wdsfs.tree.label_table import open_key_list
 from wdsfs.tree.numbered_tree import samples_of
 from wdsfs.tree.shard_set import ShardSet, readable_numbers
 from wdsfs.tree.view_set import ViewSet
@@ -74,9 +71,10 @@ class ViewContents:
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[Callable[[NewMember], Iterator[bytes]]]:
-        yield self._read
+        yield self.read
 
-    def _read(self, member: NewMember) -> Iterator[bytes]:
+    def read(self, member: NewMember) -> Iterator[bytes]:
+        """Yield the content of a member in pieces. Raises ShardErrors."""
         if member.content is not None:
             yield member.content
             return
@@ -141,6 +139,7 @@ class ViewPack:
         self.done: list[Step] = []  # those of them that were written now
         self.left_out = 0  # members of the set that are in no sample
         self.first: list[PlannedMember] = []  # members at the start of the first shard
+        self.shown: list[dict[str, Any]] = []  # what `shown_values` returns of these, if nothing is written
 
     def run(self, *, write: bool) -> None:
         """Write the shards, or only plan them. Shards that a killed command has finished are kept.
@@ -155,9 +154,10 @@ class ViewPack:
         while steps := [*itertools.islice(waiting, self._jobs)]:
             for step in steps:
                 targets.add(step.target)
-                self.first = self.first or [
-                    *itertools.islice(planned_members(step.output, self.lower), FIRST_MEMBERS)
-                ]
+                if not self.first:
+                    members = planned_members(step.output, self.lower, ViewContents(self.lower).read)
+                    self.first = [*itertools.islice(members, FIRST_MEMBERS)]
+                    self.shown = [] if write else shown_values(self.first)
             written = self._runner(steps).write_missing() if write else []
             # Only the lengths are kept, or memory would grow with the set.
             self.done += map(_without_pieces, written)
@@ -387,13 +387,10 @@ class _NumberedSamples:
         """Return the key of a sample."""
         return indexed(self._lower.record, self.shards[sample]).entry_path(self.entries[sample])
 
-    def listed(self, file: LabelFile) -> NDArray[np.int64]:
-        """Return the place of each sample in a list of keys, -1 for none."""
-        places = [np.zeros(0, np.int64)]
-        with open_key_list((file,), (Fingerprint.at(file.path),)) as keys:
-            for number, some in itertools.groupby(range(len(self)), self.shards.__getitem__):
-                places.append(keys.find(self._lower.shards[number].name, [*map(self.key, some)])[0])
-        return np.concatenate(places)
+    def by_shard(self) -> Iterator[tuple[bytes, list[bytes]]]:
+        """Yield the name of each shard, and the keys of its samples."""
+        for number, some in itertools.groupby(range(len(self)), self.shards.__getitem__):
+            yield self._lower.shards[number].name, [*map(self.key, some)]
 
 
 def sets_of(lower: ShardSet, options: PackOptions, on_shard: Callable[[], None]) -> list[NewSet]:
@@ -405,12 +402,11 @@ def sets_of(lower: ShardSet, options: PackOptions, on_shard: Callable[[], None])
     if options.order is None:
         order = shuffled(samples, options.shuffle)
     else:
-        places = samples.listed(label_file(options.order, ORDER, lower.shards[0].reading))
-        order = np.argsort(places, kind="stable")[np.count_nonzero(places < 0) :]
-        if len(order) < len(samples) and not options.leave_out:
-            missing = counted(len(samples) - len(order), "sample")
+        order, others, _ = listed(options.order, lower.shards[0].reading, samples.by_shard())
+        if len(others) and not options.leave_out:
             text = "is not in the list of --order; --keys takes only the samples of a list, --leave-out these"
-            raise CommitError(f"{missing}, the first {os.fsdecode(samples.key(int(np.argmin(places))))!r}: {text}")
+            first = os.fsdecode(samples.key(int(others[0])))
+            raise CommitError(f"{counted(len(others), 'sample')}, the first {first!r}: {text}")
     numbers = split_of(samples, order, options.splits) if options.splits else [order]
     titles = [split.name for split in options.splits] or [""]
     return [
