@@ -19,8 +19,9 @@ from wdsfs.tree.sample_order import Ranges, Stage, Step, cut, digest_of, picked,
 
 FORMAT = 1  # of states
 OPEN_RANGES, RANGE_BYTES = 100, 4 << 20
-# Of data sets that are not ours, where neighbours need not lie side by side: samples of a range, and ranges open.
-PLAIN_RANGE, PLAIN_OPEN_RANGES = 1, 1 << 11
+# Of data sets that are not ours, where neighbours need not lie side by side: the samples of a range, how many
+# ranges (as a power of two) a large set has, and how many are open.
+PLAIN_RANGE, PLAIN_BITS, PLAIN_OPEN_RANGES = 1, 19, 1 << 10
 COUNT_MAX = 1 << 48
 LIMITS = {"seed": 1 << 64, "world_size": 1 << 16, "rank": 1 << 16, "batch_size": 1 << 24, "open_ranges": 1 << 16}
 PART_MIN = 8  # ranges of a set of a mix that are open
@@ -51,14 +52,14 @@ class Mix(Sequence[Any]):
         for number, (samples, weight) in enumerate(pairs):
             if not (weight > 0 and math.isfinite(total)):
                 raise UsageError(f"set {number} of the mix has the weight {weight!r}: give a positive number")
-            if isinstance(samples, Mix) or not len(samples):
+            if isinstance(samples, Mix) or not (len(samples) or (len(pairs) == 1 and length is None)):
                 raise UsageError(f"set {number} of the mix is a mix, or has no samples: leave it out")
         self.weights = [float(weight) / total for _, weight in pairs]
-        self.ends = list(itertools.accumulate(len(samples) for samples in self.sets))
-        self.length = self.ends[-1] if length is None else _number("length", length, 1)
+        self.firsts = list(itertools.accumulate(map(len, self.sets), initial=0))
+        self.length = len(self) if length is None else _number("length", length, 1)
 
     def __len__(self) -> int:
-        return self.ends[-1]
+        return self.firsts[-1]
 
     def __getitem__(self, number: Any) -> Any:
         if isinstance(number, slice):
@@ -68,18 +69,13 @@ class Mix(Sequence[Any]):
     def __getitems__(self, numbers: Sequence[int]) -> list[Any]:
         """Return many samples, in the order of the numbers. Each set is asked once. Raises IndexError."""
         span = range(len(self))
-        places = [(bisect_right(self.ends, span[number]), span[number]) for number in numbers]
+        places = [(bisect_right(self.firsts, span[number]) - 1, span[number]) for number in numbers]
         samples: dict[int, Iterator[Any]] = {}
         for owner in sorted({owner for owner, _ in places}):
-            own = [number - self.first(owner) for at, number in places if at == owner]
-            set_ = self.sets[owner]
-            several = getattr(set_, "__getitems__", None)
-            samples[owner] = iter(several(own) if several else map(set_.__getitem__, own))
+            own = [number - self.firsts[owner] for at, number in places if at == owner]
+            several = getattr(self.sets[owner], "__getitems__", None)
+            samples[owner] = iter(several(own) if several else map(self.sets[owner].__getitem__, own))
         return [next(samples[owner]) for owner, _ in places]
-
-    def first(self, owner: int) -> int:
-        """Return the number of the first sample of a set."""
-        return self.ends[owner - 1] if owner else 0
 
 
 class Shuffle:
@@ -115,21 +111,20 @@ class Shuffle:
         open_ranges: int | None = None,
         range_bytes: int = RANGE_BYTES,
     ) -> None:
-        self.world_size = _number("world_size", _or_variable(world_size, "WORLD_SIZE", 1), 1)
-        self.rank = _number("rank", _or_variable(rank, "RANK", 0))
+        ranks = os.environ.get("WORLD_SIZE") or 1 if world_size is None else world_size
+        self.world_size = _number("world_size", ranks, 1)
+        self.rank = _number("rank", os.environ.get("RANK") or 0 if rank is None else rank)
         if self.rank >= self.world_size:
             raise UsageError(f"rank={self.rank}: ranks count from 0, and world_size is {self.world_size}")
         self.batch_size = None if batch_size is None else _number("batch_size", batch_size, 1)
         self.seed, self._drop_last, self._pad = _number("seed", seed), drop_last, pad
-        self._mix = samples if isinstance(samples, Mix) else None
-        self._sets: list[Any] = [samples] if self._mix is None else self._mix.sets
+        self._mix = samples if isinstance(samples, Mix) else Mix([(samples, 1)])
         if open_ranges is None:
-            is_ours = any(isinstance(set_, Samples) for set_ in self._sets)
+            is_ours = any(isinstance(set_, Samples) for set_ in self._mix.sets)
             open_ranges = OPEN_RANGES if is_ours else PLAIN_OPEN_RANGES
         self.open_ranges = _number("open_ranges", open_ranges, 1)
-        self._ranges = [_ranges_of(set_, _number("range_bytes", range_bytes, 1)) for set_ in self._sets]
-        self._length = len(samples) if self._mix is None else self._mix.length
-        self._digest = digest_of(self._ranges, self._length, self._mix and self._mix.weights)
+        self._ranges = [_ranges_of(set_, _number("range_bytes", range_bytes, 1)) for set_ in self._mix.sets]
+        self._digest = digest_of(self._ranges, self._mix.length, self._mix.weights)
         self._place([], 0)
 
     def _place(self, stages: list[Stage], epoch: int) -> None:
@@ -148,17 +143,30 @@ class Shuffle:
 
     def __len__(self) -> int:
         """Return the number of batches of a whole epoch."""
-        return self._batches(self._share(self._length))
+        return -(-self._left() // (self.batch_size or 1))
 
     @property
     def remaining(self) -> int:
         """The batches that are left of the epoch: after `load_state_dict` fewer than `len`."""
-        return self._batches(self._size() - self._stages[-1].taken)
+        return -(-self._left(*self._stages) // (self.batch_size or 1))
+
+    def _left(self, *stages: Stage) -> int:
+        """Return how many samples this rank has left of an epoch after these stages; the last goes on."""
+        samples = max(self._mix.length - _consumed(stages[:-1]), 0)
+        ranks, size = self.world_size, self.batch_size or 1
+        share = -(-samples // ranks)
+        if self._drop_last:
+            share = samples // (ranks * size) * size
+        elif not self._pad:
+            share = samples * (self.rank + 1) // ranks - samples * self.rank // ranks
+        return max(share - sum(stage.taken for stage in stages[-1:]), 0)
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the batches of the epoch, lists of numbers; numbers if there is no batch size."""
-        if self.remaining <= 0 and not (self._begun or self._is_chosen):
-            self._begun = True  # a state from the end of an epoch: what follows nothing is the next epoch
+        least = self.world_size * (self.batch_size or 1) if self._drop_last else 1
+        if self._mix.length - _consumed(self._stages) < least and not (self._begun or self._is_chosen):
+            # A state from the end of an epoch. StatefulDataLoader drops this and asks again: for the next epoch.
+            self._begun = True
             return iter(())
         return self._iterate()
 
@@ -167,7 +175,7 @@ class Shuffle:
             self._place([], self.epoch + 1)
         self._begun, self._is_chosen = True, False
         stages, taken = self._stages, self._first
-        numbers = itertools.islice(self._numbers(), max(self._size() - taken, 0))
+        numbers = itertools.islice(self._numbers(), self._left(*stages))
         while batch := list(itertools.islice(numbers, self.batch_size or 1)):
             taken += len(batch)
             stages[-1] = stages[-1]._replace(taken=taken)
@@ -175,45 +183,26 @@ class Shuffle:
 
     def _numbers(self) -> Iterator[int]:
         """Yield the numbers of samples from the place in the epoch on, without an end."""
-        weights = self._mix.weights if self._mix is not None else [1.0]
-        given = [picked(weights, stage.taken) for stage in self._stages]
+        given = [picked(self._mix.weights, stage.taken) for stage in self._stages]
         sets = []
-        for owner, weight in enumerate(weights):
+        for owner, weight in enumerate(self._mix.weights):
             stages = [
-                Stage(stage.world_size, _part(stage.open_ranges, weight), counts[owner])
-                for stage, counts in zip(self._stages, given, strict=True)
+                Stage(ranks, min(ranges, max(PART_MIN, math.ceil(ranges * weight))), counts[owner])
+                for (ranks, ranges, _), counts in zip(self._stages, given, strict=True)
             ]
             words = (self.seed, self.epoch, owner)
             sets.append(self._announcing(owner, steps_after(self._ranges[owner], words, stages, self.rank)))
-        if self._mix is None:
+        if len(sets) == 1:
             return sets[0]
-        return (next(sets[owner]) for owner in picks_after(weights, self._first))
+        return (next(sets[owner]) for owner in picks_after(self._mix.weights, self._first))
 
     def _announcing(self, owner: int, steps: Iterator[Step]) -> Iterator[int]:
         """Yield the numbers of samples of a set. Tell the set its next ranges on the way."""
-        first = self._mix.first(owner) if self._mix is not None else 0
-        will_read = getattr(self._sets[owner], "will_read", None)
-        for step in steps:
-            if isinstance(step, list):
-                yield from (first + number for number in step) if first else step
-            elif will_read is not None:
-                will_read(*step)
-
-    def _batches(self, samples: int) -> int:
-        return max(-(-samples // (self.batch_size or 1)), 0)
-
-    def _share(self, samples: int) -> int:
-        """Return how many of the samples of a stage this rank takes."""
-        ranks, size = self.world_size, self.batch_size or 1
-        if self._drop_last:
-            return samples // (ranks * size) * size
-        if self._pad or self._mix is not None:
-            return -(-samples // ranks)
-        return samples * (self.rank + 1) // ranks - samples * self.rank // ranks
-
-    def _size(self) -> int:
-        """Return the samples of this rank in the stage that comes or runs."""
-        return self._share(max(self._length - _consumed(self._stages[:-1]), 0))
+        will_read = getattr(self._mix.sets[owner], "will_read", None)
+        for numbers, range_ in steps:
+            yield from map(self._mix.firsts[owner].__add__, numbers)
+            if range_ is not None and will_read is not None:
+                will_read(*range_)
 
     def state_dict(self, delivered: int | None = None) -> dict[str, Any]:
         """Return the place in the epoch, as plain numbers; any rank's is that of all ranks.
@@ -226,7 +215,7 @@ class Shuffle:
             taken = self._first + _number("delivered", delivered) * (self.batch_size or 1)
             last = last._replace(taken=min(taken, last.taken))
         stages = [*self._stages[:-1], last]
-        place = {"epoch": self.epoch, "consumed": min(_consumed(stages), self._length)}
+        place = {"epoch": self.epoch, "consumed": min(_consumed(stages), self._mix.length)}
         rows = [list(stage) for stage in stages]
         return {"format": FORMAT, "seed": self.seed, **place, "ranges": self._digest, "stages": rows}
 
@@ -255,20 +244,12 @@ def _ranges_of(samples: Any, range_bytes: int) -> Ranges:
         reader = samples._reader
         counts = [len(reader.numbers(shard)) for shard in range(reader.shards)]
         return cut(counts, reader.shard_sizes, range_bytes)
-    return cut([len(samples)], [-(-len(samples) // PLAIN_RANGE)], 1)
-
-
-def _part(open_ranges: int, weight: float) -> int:
-    """Return how many of the ranges that are open are of a set with this weight."""
-    return min(open_ranges, max(PART_MIN, math.ceil(open_ranges * weight)))
+    count = len(samples)
+    return cut([count], [-(-count // max(PLAIN_RANGE, count >> PLAIN_BITS))], 1)
 
 
 def _consumed(stages: Sequence[Stage]) -> int:
     return sum(stage.world_size * stage.taken for stage in stages)
-
-
-def _or_variable(value: int | None, name: str, default: int) -> Any:
-    return os.environ.get(name) or default if value is None else value
 
 
 def _number(name: str, value: Any, least: int = 0) -> int:

@@ -12,6 +12,9 @@ BLAKE2b, in integers, and from no generator whose stream another version of a li
 from __future__ import annotations
 
 import hashlib
+import heapq
+import itertools
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -26,7 +29,7 @@ TIE_BITS = 20  # random bits below a key, which order the samples of the same ke
 
 Numbers: TypeAlias = Any  # an array of NumPy, whose types are not ours to check: 64-bit integers
 Range: TypeAlias = tuple[int, int]  # the first sample, and the number after the last one
-Step: TypeAlias = list[int] | Range  # the samples that come next, or a range whose samples will come soon
+Step: TypeAlias = tuple[list[int], Range | None]  # the samples that come next, and a range to announce then
 
 
 class Ranges(NamedTuple):
@@ -40,11 +43,6 @@ class Ranges(NamedTuple):
     starts: Numbers
     sizes: Numbers
     extra: Numbers
-
-    def ranges(self, which: slice) -> Iterator[Range]:
-        """Return some ranges, as the first and the last place of each."""
-        starts = self.starts[which]
-        return zip(starts.tolist(), (starts + self.sizes[which]).tolist(), strict=True)
 
     def samples(self, places: Numbers) -> Numbers:
         """Return the samples at these places."""
@@ -60,8 +58,8 @@ def cut(counts: Sequence[int], sizes: Sequence[int], range_bytes: int) -> Ranges
     fewest, most = -(-samples // RANGE_SAMPLES_MAX), -(-samples // (total // RANGES_MAX + 1))
     ranges = np.minimum(np.maximum(np.maximum(-(-length // range_bytes), fewest), 1), most)
     shard = np.repeat(np.arange(len(samples)), ranges)
-    at = np.arange(len(shard)) - (np.cumsum(ranges) - ranges)[shard]
-    first, size, parts = (np.cumsum(samples) - samples)[shard], samples[shard], ranges[shard]
+    first, size, parts = _before(samples)[shard], samples[shard], ranges[shard]
+    at = np.arange(len(shard)) - _before(ranges)[shard]
     # `q * at + r * at // parts` is `size * at // parts`, without a product that could overflow.
     starts = first + size // parts * at + size % parts * at // parts
     return Ranges(total, starts, np.diff(np.append(starts, total)), np.empty(0, np.int64))
@@ -117,49 +115,28 @@ class Order:
         self.ends = np.cumsum(self.sizes)
 
     def rest(self, taken: int) -> Ranges:
-        """Return what is left when each rank has taken its first `taken` samples."""
-        parts = [Lane(self, rank).rest(taken) for rank in range(self.world_size)]
+        """Return what is left when each rank has taken its first `taken` samples, fewer than `most`."""
+        lanes = [Lane(self, rank) for rank in range(self.world_size)]
+        parts = [lane.rest(taken) for lane in lanes if taken < lane.size]
         starts, sizes, extra, groups = (np.concatenate(column) for column in zip(*parts, strict=True))
         total, before = self.ranges.total, self.ranges.extra
-        starts = np.concatenate((starts, total + len(before) + np.cumsum(groups) - groups))
+        starts = np.concatenate((starts, total + len(before) + _before(groups)))
         return Ranges(total, starts, np.concatenate((sizes, groups)), np.concatenate((before, extra)))
 
 
-class _Drawn(NamedTuple):
-    """Samples of some ranges by their keys; all samples of the `base` samples before have lower keys."""
-
-    base: int
-    keys: Numbers
-    samples: Numbers
-    owners: Numbers  # the ranges that have the samples
-
-    def place(self, key: int) -> int:
-        """Return the place of the first sample with this key or a higher one."""
-        return int(np.searchsorted(self.keys, key << TIE_BITS))
-
-
 class Lane:
-    """The part of an order that a rank takes: `size` samples, at most one less than `Order.most`.
-
-    Keys are cut into cells, at least as long as the window, which are drawn one after the other. The order does
-    not depend on them.
-    """
+    """The part of an order that a rank takes: `size` samples, at most one less than `Order.most`."""
 
     def __init__(self, order: Order, rank: int) -> None:
         self._order, self._rank = order, rank
         first, stop = (order.count * at // order.world_size for at in (rank, rank + 1))
         self.size = stop - first
-        begin, end = (int(np.searchsorted(order.ends, at, "right")) for at in (first, stop - 1))
-        parts = slice(begin, end + 1 if self.size else begin)
-        self._starts, self._sizes = order.starts[parts].copy(), order.sizes[parts].copy()
-        if self.size:  # the neighbours may have parts of the first range and of the last one
-            after = int(order.ends[begin]) - first
-            self._starts[0] += self._sizes[0] - after
-            self._sizes[0] = after
-            self._sizes[-1] -= int(order.ends[end]) - stop
+        begin, end = np.searchsorted(order.ends, (first, stop - 1), "right")
+        own = slice(begin, end + 1)  # the neighbours may have parts of the first range and of the last one
+        before = order.ends[own] - order.sizes[own] - first
+        self._before, self._starts = np.maximum(before, 0), order.starts[own] - np.minimum(before, 0)
+        self._sizes = np.minimum(order.ends[own], stop) - first - self._before
         self._window = max(min(order.window, self.size), 1)
-        self._cell = max(self._window, CELL_MIN)
-        self._before = np.cumsum(self._sizes) - self._sizes
         low = self._before + self._sizes // 2 - self._window // 2
         self._low = np.maximum(low, 0)
         self._spans = np.minimum(low + self._window, self.size) - self._low
@@ -170,66 +147,61 @@ class Lane:
             yield from self._own_steps(taken)
         if max(taken, self.size) < self._order.most:
             starts = self._order.starts
-            yield self._order.ranges.samples(starts[[self._rank % len(starts)]]).tolist()
+            yield self._order.ranges.samples(starts[[self._rank % len(starts)]]).tolist(), None
 
     def _own_steps(self, taken: int) -> Iterator[Step]:
-        opens, whole = self._low - self._window // AHEAD, self._order.ranges
-        if self._order.is_complete:
-            own = whole.ranges(slice(self._rank, None, self._order.world_size))
-            yield from (range_ for range_ in own if range_[0] < whole.total)
-            opens = opens[:0]
-        whole = whole._replace(starts=self._starts, sizes=self._sizes)
-        cell, drawn = self._find(taken)
-        key = int(drawn.keys[taken - drawn.base]) >> TIE_BITS
-        begin = int(np.searchsorted(self._low[: len(opens)], key - self._window, "right"))
+        starts, stops, opens = self._announcements()
+        stop, keys, samples, _ = self._find(taken)
+        lead = self._window + self._window // AHEAD
+        begin = int(np.searchsorted(opens, (int(keys[0]) >> TIE_BITS) - lead, "right"))
         while True:
-            at, stop = taken - drawn.base, drawn.place((cell + 1) * self._cell)
-            end = int(np.searchsorted(opens, (cell + 1) * self._cell))
-            places = np.maximum(np.searchsorted(drawn.keys, opens[begin:end] << TIE_BITS), at).tolist()
-            samples = drawn.samples.tolist()
-            for place, range_ in zip(places, whole.ranges(slice(begin, end)), strict=True):
-                yield samples[at:place]
-                if range_[0] < whole.total:
-                    yield range_
+            count, end = int(np.searchsorted(keys, stop << TIE_BITS)), int(np.searchsorted(opens, stop))
+            places = np.searchsorted(keys, opens[begin:end] << TIE_BITS).tolist()
+            numbers, at = samples[:count].tolist(), 0
+            for place, *range_ in zip(places, starts[begin:end].tolist(), stops[begin:end].tolist(), strict=True):
+                yield numbers[at:place], (range_[0], range_[1])
                 at = place
-            yield samples[at:stop]
-            taken, begin, cell = drawn.base + stop, end, cell + 1
+            yield numbers[at:], None
+            taken += count
             if taken >= self.size:
                 return
-            drawn = self._draw(cell)
+            begin, first, stop = end, stop, stop + max(self._window, CELL_MIN)
+            keys, samples, _ = self._draw(taken, first, stop)
+
+    def _announcements(self) -> tuple[Numbers, Numbers, Numbers]:
+        """Return the ranges to announce: first samples, ends, and before which keys this should be."""
+        starts, sizes, opens = self._starts, self._sizes, self._low - self._window // AHEAD
+        if self._order.is_complete:  # its ranges have a sample each; those of the set are open from the start on
+            own, set_ = slice(self._rank, None, self._order.world_size), self._order.ranges
+            starts, sizes = set_.starts[own], set_.sizes[own]
+            opens = np.zeros(len(starts), np.int64)
+        is_whole = starts < self._order.ranges.total
+        return starts[is_whole], (starts + sizes)[is_whole], opens[is_whole]
 
     def rest(self, taken: int) -> tuple[Numbers, Numbers, Numbers, Numbers]:
-        """Return what follows the first `taken` samples.
+        """Return what follows the first `taken` samples, fewer than `size`.
 
         The starts and sizes of whole ranges, the samples of others by their ranges, and how many each has.
         """
-        if taken >= self.size:
-            return (np.empty(0, np.int64),) * 4
-        _, drawn = self._find(taken)
-        at = taken - drawn.base
-        end = int(np.searchsorted(self._low, int(drawn.keys[at]) >> TIE_BITS, "right"))  # later ones are whole
-        is_left = drawn.owners[at:] < end
-        samples, owners = drawn.samples[at:][is_left], drawn.owners[at:][is_left]
+        _, keys, samples, owners = self._find(taken)
+        end = int(np.searchsorted(self._low, int(keys[0]) >> TIE_BITS, "right"))  # later ones are whole
+        samples, owners = samples[owners < end], owners[owners < end]
         groups = np.unique(owners, return_counts=True)[1]
         return self._starts[end:], self._sizes[end:], samples[np.lexsort((samples, owners))], groups
 
-    def _find(self, taken: int) -> tuple[int, _Drawn]:
-        """Return the cell with the sample after the first `taken`; cells have about as many samples as keys."""
-        cell = taken // self._cell
-        while True:
-            drawn = self._draw(cell)
-            at = taken - drawn.base
-            if at < drawn.place(cell * self._cell):
-                cell -= 1
-            elif at >= drawn.place((cell + 1) * self._cell):
-                cell += 1
-            else:
-                return cell, drawn
+    def _find(self, taken: int) -> tuple[int, Numbers, Numbers, Numbers]:
+        """Draw what comes after the first `taken` samples; return the key before which nothing is missing, too."""
+        # Each range has as many samples before it as the middle of its window says: key and place differ by this.
+        reach = (self._window + int(self._sizes.max())) // 2 + 1
+        return taken + reach, *self._draw(taken, taken - reach, taken + reach)
 
-    def _draw(self, cell: int) -> _Drawn:
-        """Draw the samples of all ranges that have some in a cell."""
-        begin = int(np.searchsorted(self._low, cell * self._cell - self._window, "right"))
-        end = int(np.searchsorted(self._low, (cell + 1) * self._cell))
+    def _draw(self, taken: int, first: int, stop: int) -> tuple[Numbers, Numbers, Numbers]:
+        """Draw all ranges that have keys from `first` to before `stop`.
+
+        Return the keys after the first `taken` samples, in order, with the samples and the ranges that have them.
+        """
+        begin = int(np.searchsorted(self._low, first - self._window, "right"))
+        end = int(np.searchsorted(self._low, stop))
         sizes = self._sizes[begin:end]
         samples = self._order.ranges.samples(_places(self._starts[begin:end], sizes))
         bits = random_bits(samples, self._order.key)
@@ -237,54 +209,52 @@ class Lane:
         offsets = ((bits >> np.uint64(32)) * spans >> np.uint64(32)).astype(np.int64)
         ties = (bits & np.uint64((1 << TIE_BITS) - 1)).astype(np.int64)
         keys = np.repeat(self._low[begin:end], sizes) + offsets << TIE_BITS | ties
-        order = np.argsort(keys, kind="stable")
-        base = int(self._before[begin]) if begin < len(self._before) else self.size
-        owners = np.repeat(np.arange(begin, end), sizes)
-        return _Drawn(base, keys[order], samples[order], owners[order])
+        order = np.argsort(keys, kind="stable")[taken - int(self._before[begin]) :]
+        return keys[order], samples[order], np.repeat(np.arange(begin, end), sizes)[order]
 
 
 def steps_after(ranges: Ranges, words: Sequence[object], stages: Sequence[Stage], rank: int) -> Iterator[Step]:
     """Yield what comes after these stages: the rest of a pass through a set, then one pass after the other."""
-    left, number, words = ranges, 0, tuple(words)
-    for at, stage in enumerate(stages):
-        order, taken = Order(left, (*words, number, at), *stage[:2]), stage.taken
+    left, number = ranges, 0
+    for at, (world_size, open_ranges, taken) in enumerate(stages):
+        order = Order(left, (*words, number, at), world_size, open_ranges)
         if taken >= order.most:
-            passes, taken = divmod(taken - order.most, -(-ranges.total // stage.world_size))
+            passes, taken = divmod(taken - order.most, -(-ranges.total // world_size))
             number += 1 + passes
-            order = Order(ranges, (*words, number, at), *stage[:2])
+            order = Order(ranges, (*words, number, at), world_size, open_ranges)
         left = order.rest(taken) if at < len(stages) - 1 else left
     while True:
         yield from Lane(order, rank).steps(taken)
         number, taken = number + 1, 0
-        order = Order(ranges, (*words, number, len(stages) - 1), *stages[-1][:2])
+        order = Order(ranges, (*words, number, at), world_size, open_ranges)
 
 
 def picked(weights: Sequence[float], taken: int) -> list[int]:
     """Return how many of the first `taken` samples of a mix each set has given."""
-    exact = np.asarray(weights) * taken
-    counts = np.maximum(exact.astype(np.int64) - len(weights), 0)  # surely among the first
-    picks = _picks(weights, counts, taken - int(counts.sum()))
-    return [int(count) for count in counts + np.bincount(picks, minlength=len(weights))]
+    counts = [max(int(weight * taken) - len(weights), 0) for weight in weights]  # surely among the first
+    more = Counter(itertools.islice(_picks(weights, counts), taken - sum(counts)))
+    return [count + more[owner] for owner, count in enumerate(counts)]
 
 
 def picks_after(weights: Sequence[float], taken: int) -> Iterator[int]:
     """Yield the set of each sample of a mix after the first `taken`. The sum of the weights is 1."""
-    counts = np.array(picked(weights, taken))
-    while True:
-        picks = _picks(weights, counts, 4096)
-        yield from picks.tolist()
-        counts += np.bincount(picks, minlength=len(weights))
+    return _picks(weights, picked(weights, taken))
 
 
-def _picks(weights: Sequence[float], counts: Numbers, length: int) -> Numbers:
-    """Return the sets of the next samples after each has given `counts`. Sample i is due at (i + 1/2) / weight."""
-    shares, sets = np.asarray(weights), np.arange(len(weights))
-    owners = np.repeat(sets, (shares * (length + len(sets))).astype(np.int64) + len(sets) + 2)  # surely enough
-    at = np.arange(len(owners)) - np.searchsorted(owners, sets)[owners] + counts[owners]
-    return owners[np.argsort((at + 0.5) / shares[owners], kind="stable")[:length]]
+def _picks(weights: Sequence[float], counts: Sequence[int]) -> Iterator[int]:
+    """Yield the sets of the next samples after each has given `counts`. Sample i is due at (i + 1/2) / weight."""
+
+    def dues(owner: int) -> Iterator[tuple[float, int]]:
+        return (((at + 0.5) / weights[owner], owner) for at in itertools.count(counts[owner]))
+
+    return (owner for _, owner in heapq.merge(*map(dues, range(len(weights)))))
+
+
+def _before(sizes: Numbers) -> Numbers:
+    """Return how many places come before each range."""
+    return np.cumsum(sizes) - sizes
 
 
 def _places(starts: Numbers, sizes: Numbers) -> Numbers:
     """Return the places of ranges, one range after the other."""
-    before = np.cumsum(sizes) - sizes
-    return np.repeat(starts - before, sizes) + np.arange(int(sizes.sum()))
+    return np.repeat(starts - _before(sizes), sizes) + np.arange(int(sizes.sum()))
