@@ -8,6 +8,7 @@ Nothing else may import a wing.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from types import ModuleType
 from typing import Any
 
@@ -56,6 +57,12 @@ def install_command(extra: str) -> str:
     It names the checkout: wdsfs is on no package index that pip would look at.
     """
     return f"pip install '.[{extra}]' in a checkout of wdsfs; with pipx or uv as docs/how-to/extras.md says"
+
+
+def need_tables() -> None:
+    """Raise UsageError where the library of tables is missing."""
+    if importlib.util.find_spec("pyarrow") is None:
+        raise UsageError(f"tables need pyarrow; type: {install_command('parquet')}")
 
 
 def zstd() -> Any:

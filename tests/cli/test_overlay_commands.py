@@ -103,7 +103,7 @@ def test_commit(program: Program, here: Set) -> None:
     assert sorted(os.listdir(program.home / "out")) == ["t-00.tar", "t-01.tar"]
     assert row["bytes"] == (program.home / "out/t-00.tar").stat().st_size
     assert keys(*here.out()) == [["d/a", "c", "d/n"], ["e", "d/f"]]
-    assert b"2 of them there already" in overlaid(program, *command).stdout
+    assert b"2 of these existed already" in overlaid(program, *command).stdout
 
 
 def test_a_copied_folder_is_told(program: Program, here: Set) -> None:
@@ -210,7 +210,7 @@ def test_an_unfinished_commit(program: Program, here: Set) -> None:
     done = program.run("commit", "--in-place", "--overlay", "o", "s1.tar", "s0.tar", code=7)
     assert b"in the same order" in done.stderr
     done = program.run("commit", "--in-place", "--overlay", "o", SHARDS)
-    assert b"1 of them there already" in done.stdout
+    assert b"1 of these existed already" in done.stdout
     assert b"changed since" not in done.stderr
     assert keys(*here.set()) == [["d/a", "c", "d/n"], ["d/f"]]
 

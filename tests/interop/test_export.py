@@ -64,7 +64,7 @@ def test_the_indexes_of_listed_samples(program: Program) -> None:
         b"v1.2 2\njpg 512 1 a.jpg cls 1536 1 a.cls\njpg 3584 1 c.jpg\n"
     )
     assert not (program.home / "idx/t.idx").exists()
-    assert b"of its 3 keys 1 is not in the set: 'none'" in done.stderr
+    assert b"1 of its 3 keys is not in the set: 'none'" in done.stderr
 
 
 def test_a_shard_that_dali_cannot_read_is_no_obstacle_to_others(program: Program) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -276,6 +277,12 @@ def test_a_shard_that_is_cut_off() -> None:
 def test_no_samples() -> None:
     write("s.tar")
     assert wdsfs.table("s.tar").column_names == FIXED
+
+
+def test_tables_without_their_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(wdsfs.UsageError, match=r"tables need pyarrow; type: pip install '\.\[parquet\]'"):
+        wdsfs.table("s.tar")
 
 
 def test_the_command(program: Program) -> None:

@@ -58,8 +58,8 @@ def test_a_mount_says_what_loaders_by_suffix_need(
 @pytest.mark.parametrize(
     ("classes", "view", "hint"),
     [
-        ((b"0", b"1", b"10", b"2"), "", "class 10 as 3: a class has no sample"),
-        ([b"%d" % number for number in range(11)], "--class-digits 0", "class 10 as 2: they sort as text"),
+        ((b"0", b"1", b"10", b"2"), "", "class 10 the label 3: a class has no sample"),
+        ([b"%d" % number for number in range(11)], "--class-digits 0", "class 10 the label 2: they sort as text"),
         ([b"%d" % number for number in range(11)], "", ""),
         ((b"5", b"cat"), "", ""),  # words: nobody expects certain numbers
     ],
@@ -69,17 +69,20 @@ def test_a_mount_says_which_class_gets_another_number(
 ) -> None:
     shards = ([tars.member(b"a.jpg"), tars.member(b"a.cls", label)] for label in classes)
     found = said(tmp_path, shards, "classes", view=view)
-    assert found == ([f"loaders that count directories label {hint}", LAYOUTS] if hint else [])
+    assert found == ([f"ImageFolder gives {hint}", LAYOUTS] if hint else [])
 
 
 def test_names_of_classes_that_sort_otherwise_than_their_numbers_are_told(tmp_path: Path) -> None:
     members = [(b"%d" % number, column) for number in range(3) for column in (b".cls", b".jpg")]
     shard = [tars.member(number + column, number) for number, column in members]
     file = tmp_path / "names.txt"
-    for names, hint in ((b"dog\nant\ncat\n", ["class 1, ant, as 0: they sort as text"]), (b"ant\ncat\ndog\n", [])):
+    for names, hint in (
+        (b"dog\nant\ncat\n", ["class 1 (ant) the label 0: they sort as text"]),
+        (b"ant\ncat\ndog\n", []),
+    ):
         file.write_bytes(names)
         found = said(tmp_path, [shard], "classes", view=f"--class-names {file}")
-        assert found == [text for one in hint for text in (f"loaders that count directories label {one}", LAYOUTS)]
+        assert found == [text for one in hint for text in (f"ImageFolder gives {one}", LAYOUTS)]
 
 
 def test_sets_without_samples(tmp_path: Path) -> None:
@@ -96,4 +99,4 @@ def test_a_mount_says_that_dots_in_names_cut_keys(program: Program) -> None:
         with program.mounted(option, "a.tar") as mounted:
             assert mounted.output == ""
     with program.mounted("a.tar") as mounted:
-        assert mounted.output.endswith(f"wdsfs check {path}\n")
+        assert mounted.output.endswith(f"wdsfs check {path} says more\n")

@@ -435,7 +435,7 @@ def test_a_killed_commit_of_a_mount_is_finished_by_another(program: Program) -> 
             (mounted.path / "s1/001/txt").write_bytes(b"")
         assert "finish it with: wdsfs commit --in-place" in program.refused("diff", mounted.path, code=7)
         done = program.run(*finish)
-        assert b"3 rewritten, 1 new, 1 of them there already" in done.stdout
+        assert b"3 rewritten, 1 new (1 of these existed already)" in done.stdout
         assert done.stderr == b""
         assert [(mounted.path / f"s{n}/000/txt").read_bytes() for n in range(WRITERS)] == [b"new"] * WRITERS
         assert (mounted.path / f"s{WRITERS}/k/txt").read_bytes() == b"added"

@@ -102,7 +102,7 @@ def test_the_objects_have_the_bytes_that_files_have(
     for name in NAMES:
         assert fetched(server, scheme, f"{a_set.home.name}/{os.path.basename(name)}")[0] == wanted[name]
     said, _ = commit(a_set, "--executor", "tests.work:threads", output=f"{place}/t-%d.tar")
-    assert "3 of them there already" in said
+    assert "3 of these existed already" in said
     # Over its own output the overlay would be committed twice.
     refused = a_set.run("diff", "--overlay", "o", f"{place}/t-{{0..2}}.tar", code=8).stderr
     assert f"{place}/t-0.tar was written by a commit of the overlay" in refused.decode()
@@ -130,7 +130,7 @@ def test_stores_whose_conditions_or_paths_are_others(a_set: Program, s3: FakeS3,
         assert s3.begun == len(NAMES)
     commit(a_set, output=output)
     assert s3.objects == wanted
-    assert "3 of them there already" in commit(a_set, output=output)[0]
+    assert "3 of these existed already" in commit(a_set, output=output)[0]
     a_set.write("p/upper/t-1/003/jpg", b"changed")
 
     def newer_one_of_somebody_else(key: str, _: bytes) -> None:
@@ -227,7 +227,7 @@ def test_a_commit_that_is_killed_sends_only_the_rest_when_it_is_repeated(
     s3.hangs = None
     s3.puts.clear()
     said, _ = commit(with_fake)
-    assert "2 of them there already" in said
+    assert "2 of these existed already" in said
     assert s3.puts == NAMES[2:]
     assert s3.objects == wanted
 
@@ -328,7 +328,7 @@ def test_what_is_too_large_for_one_request_goes_in_parts(
         content, headers = fetched(server, scheme, f"{directory}/{os.path.basename(name)}")
         assert content == wanted[name]
         assert scheme == "az" or headers["ETag"].endswith('-3"') == (len(content) > 11 << 20)
-    assert "3 of them there already" in commit(a_set, output=f"{place}/t-%d.tar")[0]
+    assert "3 of these existed already" in commit(a_set, output=f"{place}/t-%d.tar")[0]
     a_set.write("p/upper/t-0/004/jpg", b"changed")
     a_set.run("commit", "--overlay", "p", "--in-place", f"{place}/t-{{0..2}}.tar")
     assert a_set.run("cat", f"{place}/t-0.tar", "t-0/004/jpg").stdout == b"changed"

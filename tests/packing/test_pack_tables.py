@@ -112,9 +112,10 @@ def test_a_table_in_each_split_has_paths_relative_to_it(program: InProcess) -> N
 @pytest.mark.parametrize(
     ("rows", "code", "text"),
     [
-        (["cat/1.jpg", "eel/1.jpg", "eel/2.jpg"], 0, "of its 3 rows 2 are of no sample: 'eel/1', 'eel/2'"),
+        (["cat/1.jpg", "eel/1.jpg", "eel/2.jpg"], 0, "2 of its 3 rows have no sample: 'eel/1', 'eel/2'"),
         (["1.jpg"], 3, "'1' is the name of several samples"),
-        (["eel/1.jpg"], 7, "of its 1 row 1 is of no sample: 'eel/1'; FILE:COLUMN"),
+        (["eel/1.jpg"], 7, "none of its rows has a sample: 'eel/1'; FILE:COLUMN"),
+        ([], 7, "none of its rows has a sample; FILE:COLUMN"),
     ],
 )
 def test_rows_and_samples_without_a_partner(program: InProcess, rows: list[str], code: int, text: str) -> None:

@@ -305,7 +305,7 @@ def test_the_view_has_the_listed_samples_alone(tmp_path: Path) -> None:
     with a_view(tmp_path, shards, Composition(keys=str(tmp_path / "k.txt"))) as below:
         assert [below.record(number).paths() for number in below.numbers] == [[b"a"], [b"b/d"], [b"y"]]
         missing = below.keys_missing()  # type: ignore[attr-defined]  # it is a ViewSet
-        assert missing.endswith("of its 6 keys 3 are not in the set: 'nowhere', 's9/a', 'README'")
+        assert missing.endswith("3 of its 6 keys are not in the set: 'nowhere', 's9/a', 'README'")
 
 
 def test_a_mount_waits_for_the_first_shard_with_a_sample_alone(tmp_path: Path) -> None:
@@ -369,16 +369,16 @@ def test_what_is_listed_and_not_there_is_said(program: Program) -> None:
     a_set(program.home)
     program.write("k.txt", text("a", "gone", "s2/a"))
     done = program.run("ls", "--keys", "k.txt", "s{0..2}.tar")
-    assert b"of its 3 keys 2 are not in the set: 'gone', 's2/a'" in done.stderr
+    assert b"2 of its 3 keys are not in the set: 'gone', 's2/a'" in done.stderr
     refusal = program.run("ls", "--strict", "--keys", "k.txt", "s{0..2}.tar", code=3).stderr
-    assert b"2 are not in the set" in refusal
+    assert b"2 of its 3 keys are not in the set" in refusal
     checked = program.run("check", "--keys", "k.txt", "s{0..2}.tar", code=1).stdout
     assert b"[missing key] --keys" in checked
     program.write("long.txt", text("a", "x" * 10_000))
     assert len(program.run("ls", "--keys", "long.txt", "s{0..2}.tar").stderr) < 500
     program.write("none.txt", b"\x1b[2Jgone\n")
     refusal = program.run("ls", "--keys", "none.txt", "s{0..2}.tar", code=3).stderr
-    assert b"of its 1 key 1 is not in the set: '\\x1b[2Jgone'" in refusal
+    assert b"none of its keys is in the set: '\\x1b[2Jgone'" in refusal
     assert "write it into a file" in program.refused("mount", "--keys", "-", "s0.tar", program.mountpoint, code=2)
 
 

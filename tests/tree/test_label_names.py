@@ -107,8 +107,8 @@ def test_what_is_guessed_and_what_matches_nothing_is_said_once(program: Program)
     program.write("l.csv", f"id,file_name,label\n{rows}1,1.jpg,x\n2,2.jpg,y\n".encode())
     done = program.run("ls", "--associate", "l.csv", "--missing", "skip", *specs)
     said = done.stderr.decode().splitlines()
-    assert said[0].endswith("l.csv: the keys are in 'file_name'; FILE:COLUMN takes another column")
-    assert said[1].endswith("of its 11 rows 9 are of no sample in the set: 'img/0', 'img/1', 'img/2' ...")
+    assert said[0].endswith("l.csv: the keys are in 'file_name'; FILE:COLUMN names another column")
+    assert said[1].endswith("9 of its 11 rows have no sample: 'img/0', 'img/1', 'img/2' ...")
     assert len(said) == 2
     assert program.run("ls", "-q", "--associate", "l.csv", "--missing", "skip", *specs).stderr == b""
     program.write("n.csv", b"id,label\n1,x\n")

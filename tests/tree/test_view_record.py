@@ -512,6 +512,19 @@ WRONG: dict[str, tuple[str, bytes, str]] = {
     "quotes": ("l.csv", b'key,b\nx,"1\n', r"l\.csv:\d: unexpected end of data"),
     "twice": ("l.csv", b"key,b,b\n", r"l\.csv:1: has two columns 'b'"),
     "file name": ("l.csv", b"key,a/b\nx,1\n", r"l\.csv:2: the column 'a/b' cannot be the name of a file"),
+    "no name": (
+        "l.csv",
+        b",key,b\n0,x,1\n",
+        r"l\.csv:2: the column '' has no name, as the index that pandas writes",
+    ),
+    "semicolons": (
+        "l.csv",
+        b"\xef\xbb\xbfkey;b\nx;1,5\n",
+        r"l\.csv:1: has a semicolon between .* with a comma there",
+    ),
+    "commas": ("l.tsv", b"key,b\nx,1\n", r"l\.tsv:1: has a comma between its columns: save it with a tab there"),
+    "utf-16": ("l.csv", "key,b\nx,1\n".encode("utf-16"), r"l\.csv: is in UTF-16: save it as UTF-8"),
+    "json in utf-16": ("l.jsonl", '{"key": "x"}'.encode("utf-16"), r"l\.jsonl: is in UTF-16: save it as UTF-8"),
     "no json": ("l.jsonl", b'{"key": "a"}\n{', r"l\.jsonl:2: is not JSON"),
     "no object": ("l.jsonl", b"[1]\n", r"l\.jsonl:1: is not a JSON object"),
     "odd column": ("l.jsonl", b'{"key": "a", "\\ud800": 1}\n', r"l\.jsonl:1: the column .* cannot be the name"),
@@ -1123,7 +1136,7 @@ def test_what_commands_refuse(program: Program) -> None:
     refused = program.refused(
         "mount", "s.tar", program.mountpoint, "--columns", "jpg;JPG;png", "--overlay", program.home / "o", code=2
     )
-    assert "--overlay takes shards as they are" in refused
+    assert "--overlay cannot be combined with options that change" in refused
     for options, column in (((), "cls"), (("--class-from", "json:kind"), "json")):
         overlay = ("--layout", "classes", *options, "--overlay", program.home / "o")
         refused = program.refused("mount", "s.tar", program.mountpoint, *overlay, code=2)

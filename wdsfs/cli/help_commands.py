@@ -37,6 +37,10 @@ TASKS: dict[str, tuple[tuple[str, str], ...]] = {
         ("wdsfs ls SHARDS [PATH]", "List files; `cat` shows one."),
         ("wdsfs view SHARDS", "See samples in the browser."),
     ),
+    "Choose samples by their labels, captions, sizes": (
+        ("wdsfs table SHARDS -o set.parquet", "A row a sample, for DuckDB, pandas."),
+        ("wdsfs mount --keys LIST SHARDS DIR", "Show only the samples of a list."),
+    ),
     "Train from it": (
         ("wdsfs help layouts", "How to mount for which loader."),
         ("wdsfs export -o DIR ...", "Write the index of NVIDIA DALI."),
@@ -49,6 +53,7 @@ TASKS: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "Make shards": (
         ("wdsfs pack FOLDER -o 'set-%06d.tar'", "From files; shuffled, split."),
+        ("wdsfs pack --table CSV FOLDER -o ...", "With the columns of a table."),
         ("wdsfs pack --keys LIST SHARDS -o ...", "From chosen samples of shards."),
         ("wdsfs pack --columns jpg SHARDS -o ...", "From chosen or joined columns."),
     ),
@@ -68,7 +73,8 @@ TASKS: dict[str, tuple[tuple[str, str], ...]] = {
     ),
 }
 _TASKS_END = """SHARDS: a pattern in quotes ('train-{000..099}.tar'), files, directories, URLs.
-`wdsfs help COMMAND` explains a command, `wdsfs --help` lists all commands."""
+`wdsfs help COMMAND` explains a command, `wdsfs --help` lists all commands.
+In Python, without a mount: help(wdsfs.samples), help(wdsfs.Shuffle)."""
 
 
 def _offer_commands(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:

@@ -275,7 +275,7 @@ def say_done(plan: Plan, done: Sequence[Step], seconds: float) -> None:
     counts = Counter(step.action for step in plan.steps)
     parts = [f"{counts[action]:,} {word}" for action, word in _DONE.items() if counts[action]]
     before = len(plan.steps) - len(done)
-    there = f", {before} of them there already" if before else ""
+    there = f" ({before:,} of these existed already)" if before else ""
     samples = sum(step.samples for step in plan.steps)
     size = bytes_text(sum(step.output.length for step in plan.steps))
     say(f"shards: {', '.join(parts)}{there}; {samples:,} samples, {size}, in {seconds:.1f} s")

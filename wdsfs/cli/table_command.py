@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 from typing import TYPE_CHECKING
 
@@ -14,7 +13,7 @@ from wdsfs.cli.option_kinds import Command, flag, shards_argument
 from wdsfs.cli.output import say
 from wdsfs.cli.process import ended_in_order
 from wdsfs.cli.view_options import composition_options, set_options
-from wdsfs.errors import UsageError, counted
+from wdsfs.errors import counted
 
 if TYPE_CHECKING:
     from wdsfs.tree.composition import Composition
@@ -57,8 +56,7 @@ def table(
       duckdb -c "COPY (SELECT __key__ FROM 'train.parquet' WHERE cls = 7) TO 'seven.csv'"
       wdsfs mount --keys seven.csv 'train-{000000..000999}.tar' /mnt/seven
     """
-    if importlib.util.find_spec("pyarrow") is None:
-        raise UsageError(f"tables need pyarrow; type: {wings.install_command('parquet')}")
+    wings.need_tables()
     from wdsfs.tree.opening import open_typed_set
     from wdsfs.tree.set_table import SetTable
     from wdsfs.tree.table_files import check_name, write_table

@@ -15,7 +15,7 @@ from typing import Any, Self, TypeAlias, TypedDict, TypeVar
 from wdsfs import host
 from wdsfs.errors import UsageError
 from wdsfs.library.key_lists import file_of_keys
-from wdsfs.names import KEY_ENDS
+from wdsfs.names import KEY_ENDS, meant
 from wdsfs.spec.spec_words import anchored, anchored_options
 from wdsfs.tree.composition import DECODE_OTHERWISE, OF_CLASSES, Composition, composition_of
 from wdsfs.tree.opening import open_typed_set
@@ -95,7 +95,7 @@ class OpenedSet:
             raise UsageError(f"decode_members: no longer an option; {DECODE_OTHERWISE}")
         known = {*SetOptions.__annotations__, *OF_CLASSES}
         for name in self.options.keys() - known:
-            raise TypeError(f"there is no option {name!r}")
+            raise TypeError(f"there is no option {name!r}{meant(name, known)}")
         for name in self.options.keys() & _PATHS.keys():
             if not isinstance(self.options[name], str | os.PathLike):
                 raise UsageError(f"{name}={self.options[name]!r:.40}: give the path of {_PATHS[name]}")

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, SupportsIndex, TypeAlias, Unpack, overload
 
+from wdsfs import wings
 from wdsfs.errors import NoSuchEntry, ShardError, StaleShard, UsageError
 from wdsfs.library.opened_set import Closed, OfSet, OpenedSet, SetOptions, Shards, texts
 from wdsfs.tree.sample_decoder import Decoder, SampleDecoder
@@ -61,7 +62,7 @@ class Samples(OfSet, Sequence[Sample]):
             operator.index(number)  # type: ignore[arg-type]
         except TypeError:
             if isinstance(number, str | bytes):
-                raise TypeError("samples have numbers: by_key finds one by its key") from None
+                raise TypeError("samples are numbered; for the sample of a key call by_key") from None
             return self.__getitems__(number)  # type: ignore[arg-type]
         return self._decoded(self._reader.sample(self._checked(number)))  # type: ignore[arg-type]
 
@@ -163,8 +164,9 @@ def table(shards: Shards, *, sizes: bool = False, **options: Unpack[SetOptions])
     """Return a table of a set as a `pyarrow.Table`, a row a sample; SHARDS and options are those of `samples`.
 
     Its columns are those of `wdsfs table --help`; with `sizes` only keys and sizes, for which no shard is read.
-    Needs pyarrow (the extra `parquet`). Raises WdsfsError.
+    Needs pyarrow (the extra `parquet`). Raises WdsfsError, also where pyarrow is missing.
     """
+    wings.need_tables()
     import pyarrow as pa  # late: only tables need it
 
     from wdsfs.tree.set_table import SetTable

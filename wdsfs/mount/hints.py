@@ -100,4 +100,4 @@ def _class_hint(below: ShardSet, class_names: str | None) -> str | None:
         labels = misnumbered(folders_of(below), named)
     except (NotIndexed, ShardError):
         return None
-    return f"loaders that count directories label {labels}" if labels else None
+    return f"ImageFolder gives {labels}" if labels else None

@@ -144,8 +144,8 @@ def refuse_view(shards: Sequence[Shard], tree: TreeOptions) -> None:
         raise UsageError(f"--layout classes cannot be written: mount without it, and write SHARD/KEY/{column}")
     if is_view(shards, tree.composition):
         raise UsageError(
-            "--overlay takes shards as they are: what a view leaves out or adds could not be committed. Mount "
-            "without --overlay, or without the options of the view; `wdsfs pack` with them makes new shards"
+            "--overlay cannot be combined with options that change what is shown (--keys, --columns, --associate "
+            "...): mount without one of the two; `wdsfs pack` with these options makes new shards"
         )
     if tree.index_tree:
         raise UsageError(

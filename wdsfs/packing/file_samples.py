@@ -352,8 +352,8 @@ class _Grouping:
     def _refuse_column(self, directory: FoundDirectory, name: bytes, column: bytes) -> None:
         where = os.fsdecode(self.table.path_of(directory) + b"/" + name)
         raise CommitError(
-            f"{where} is the column {os.fsdecode(column)} of its sample, which pack adds, too: rename the added "
-            f"column with {self.added[column]}"
+            f"{where} is the column {os.fsdecode(column)} of its sample, and pack would add one of that "
+            f"name: rename the added one with {self.added[column]}"
         )
 
 
@@ -368,7 +368,11 @@ def _is_table(name: bytes) -> bool:
 
 def _refuse_splits(table: FileTable) -> None:
     """Raise CommitError if the directories that would be classes are splits, with the classes below."""
-    below = [directory for directory in table.directories if directory.path]
+    below = [
+        directory
+        for directory in table.directories
+        if directory.path and not all(map(_is_table, table.names_in(directory)))
+    ]
     are_splits = all(_top_of(directory).lower() in SPLIT_NAMES for directory in below)
     if below and are_splits and all(b"/" in directory.path for directory in below):
         root = os.fsdecode(table.roots[below[0].root])
@@ -591,6 +595,6 @@ def listed(
         uses = [used for _, used in pairs]
         refuse_shared(table, uses)
         missing = table.missing(uses)
-        wrong = f"{text_of_files(files)}: {missing_text(missing, 'key', 'of no sample')}" if missing.number else ""
+        wrong = f"{text_of_files(files)}: {missing_text(missing, 'key', uses)}" if missing.number else ""
     place = np.concatenate([np.zeros(0, np.int64), *(some for some, _ in pairs)])
     return np.argsort(place, kind="stable")[np.count_nonzero(place < 0) :], np.flatnonzero(place < 0), wrong

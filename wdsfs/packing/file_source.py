@@ -272,7 +272,8 @@ class FilePlan(Plan):
             lines.append(f"packed as {self.layout.text}{label}; if that is wrong, use --layout")
         if options.by_folder:
             folders = several(list(dict.fromkeys(self.splits)))
-            lines.append(f"the splits are the folders {folders}: --split NAME=FRACTION draws them")
+            otherwise = "--split NAME=FRACTION divides the samples by chance instead"
+            lines.append(f"each folder becomes a split ({folders}); {otherwise}")
         return lines
 
     def added_to(self, samples: Numbers) -> list[Added]:

@@ -132,6 +132,7 @@ class SampleTables:
                 given = there.get(names[key], ()) if key in names else ()
                 if len(given) > 1 or (given and not row.keys().isdisjoint(given[0].values)):
                     text = "has several rows: write one, with a JSON list in a column that has several values"
+                    text += "" if self._with_keys else "; if they are for files with dots: --key-ends last-dot"
                     raise CommitError(f"{files[0].text}: the sample {readable(key)!r} {text}")
                 row |= given[0].values if given else {}
         own = [((KEY_COLUMN, key),) if self._with_keys else () for key in keys]
@@ -173,8 +174,9 @@ class SampleTables:
         with open_labels(table.files, table.fingerprints) as labels:
             refuse_shared(labels, uses)
             missing = labels.missing(uses)
-        if missing.number:
-            text = f"--table {text_of_files(table.files)}: {missing_text(missing, 'row', 'of no sample')}"
+        if missing.number or not missing.lines:
+            text = missing_text(missing, "row", uses)
+            text = f"--table {text_of_files(table.files)}: {text}"
             if not any(map(len, uses)):
                 raise CommitError(*self.remarks, f"{text}; {KEY_COLUMN_WAY_OUT}")
             self.remarks.append(text)

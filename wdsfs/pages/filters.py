@@ -25,7 +25,7 @@ OPERATORS = {
     "present": "is there",
     "missing": "is missing",
 }
-_WORDS = {"q": "key", "shard": "shard", "class_": "class", "has": "with column", "lacks": "without"}
+_WORDS = {"q": "key", "shard": "shard", "class_": "folder", "has": "with column", "lacks": "without"}
 _FIELDS = ("q", "shard", "class", "has", "lacks")
 
 

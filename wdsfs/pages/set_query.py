@@ -408,7 +408,7 @@ class TableOfSet:
         if op == "range":
             low, dots, high = value.partition("..")
             if not dots:
-                raise UsageError(f"{value}: is no range; type FIRST..END, such as 3..5")
+                raise UsageError(f"{value}: is no range; type FIRST..END, such as 3..5, which leaves out 5")
             return f"{field} >= ? AND {field} < ?", [_operand(column, low), _operand(column, high)]
         if op in ("=", "!=", "in"):
             values = _listed(value) if op == "in" else [value]
@@ -557,7 +557,7 @@ def _operand(column: Column, text: str) -> Any:
         return text.lower() == "true"
     number = _number(text)
     if number is None:
-        raise UsageError(f"{text or 'nothing'}: is no number, and {column.name} has numbers")
+        raise UsageError(f"{text or 'nothing'}: is no number; {column.name} has numbers")
     return number
 
 

@@ -64,8 +64,8 @@ def misnumbered(folders: Iterable[bytes], named: Mapping[bytes, int] | None = No
     why = "they sort as text" if complete else "a class has no sample"
     for label, folder in enumerate(sorted(numbers)):
         if label != numbers[folder]:
-            which = text_of(folder) if named is None else f"{numbers[folder]}, {text_of(folder)},"
-            return f"class {which} as {label}: {why}"
+            which = text_of(folder) if named is None else f"{numbers[folder]} ({text_of(folder)})"
+            return f"class {which} the label {label}: {why}"
     return None
 
 

@@ -27,6 +27,9 @@ SHIFT = 40  # bits of the number in an address while a record is made; a stored 
 COLUMNS_NAMED = 20  # columns that a message names
 MISSING_WAY_OUT = "--missing skip leaves such samples out, --missing empty shows them without"
 TWICE_WAY_OUT = "--duplicates skip leaves such samples out, --duplicates empty shows them without"
+# Of what is added from elsewhere. Samples keep the columns that they have in the shards.
+AS_THEY_ARE = "--missing skip leaves such samples out, --missing empty keeps them as they are"
+TWICE_AS_THEY_ARE = "--duplicates skip leaves such samples out, --duplicates empty keeps them as they are"
 
 
 @dataclass(slots=True)

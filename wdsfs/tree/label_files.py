@@ -81,7 +81,7 @@ UNPACKED_MAX = 200  # bytes for each of a file in gzip, as of compressed shards
 NAMED = 20  # columns that a message names
 LABELS, LIST, ORDER, TABLE = "--associate", "--keys", "--order", "--table"  # the options that name a file
 NO_KEY = "lists no key"
-KEY_COLUMN_WAY_OUT = "FILE:COLUMN takes another column"
+KEY_COLUMN_WAY_OUT = "FILE:COLUMN names another column"
 TOO_LONG = f"is longer than {KEY_MAX >> 20} MiB; a key in each line is needed"
 _typed_names: dict[bytes, str] = {}  # of copies of what can be read only once, by path: what the user has named
 

@@ -89,12 +89,13 @@ def read_csv(source: LabelSource) -> Iterator[Row]:
     delimiter = "\t" if file.kind == TSV else ","
     before = csv.field_size_limit(LINE_MAX)
     with open_text(source) as raw:
+        _refuse_utf_16(file, raw.peek(2))
         stream = io.TextIOWrapper(raw, "utf-8-sig", "surrogateescape", newline="")
         given = _Lines(file, stream)
         lines = csv.reader(given, delimiter=delimiter, strict=True)
         try:
             columns = next(lines, [])
-            key = _checked_columns(source, columns)
+            key = _checked_columns(source, columns, delimiter)
             given.next_row()
             for fields in lines:
                 given.next_row()
@@ -102,7 +103,10 @@ def read_csv(source: LabelSource) -> Iterator[Row]:
                     continue
                 if len(fields) != len(columns):
                     raise label_error(
-                        file, lines.line_num, f"has {len(fields)} fields; the first line has {len(columns)}"
+                        file,
+                        lines.line_num,
+                        f"has {len(fields)} fields; the first line has {len(columns)} (quote a value that has a "
+                        f"{_MARKS[delimiter]})",
                     )
                 # Semantics decision: an empty field is no value, hence no file: CSV has no other way to write
                 # that.
@@ -116,6 +120,11 @@ def read_csv(source: LabelSource) -> Iterator[Row]:
             raise label_error(file, lines.line_num, str(error)) from None
         finally:
             csv.field_size_limit(before)
+
+
+def _refuse_utf_16(file: LabelFile, head: bytes) -> None:
+    if head.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise label_error(file, None, "is in UTF-16: save it as UTF-8")
 
 
 class _Lines:
@@ -137,9 +146,17 @@ class _Lines:
             yield line
 
 
-def _checked_columns(source: LabelSource, columns: list[str]) -> int:
+_MARKS = {",": "comma", "\t": "tab", ";": "semicolon"}
+
+
+def _checked_columns(source: LabelSource, columns: list[str], delimiter: str) -> int:
     """Return the place of the key among the columns of a CSV file. Raises ViewError."""
     file = source.file
+    other = next((mark for mark in _MARKS if len(columns) == 1 and mark in columns[0] and mark != delimiter), None)
+    if other and file.column not in columns:
+        raise label_error(
+            file, 1, f"has a {_MARKS[other]} between its columns: save it with a {_MARKS[delimiter]} there"
+        )
     if len(columns) > COLUMNS_MAX:
         raise label_error(file, 1, f"has {len(columns):,} columns; the limit is {COLUMNS_MAX:,}")
     twice = next((name for name, count in Counter(columns).items() if count > 1), None)
@@ -155,6 +172,7 @@ def read_json(source: LabelSource) -> Iterator[Row]:
     """Yield the rows of a file of JSON. Raises ViewError, ShardErrors, OSErrors."""
     file, name = source.file, ""
     with open_text(source) as raw:
+        _refuse_utf_16(file, raw.peek(2))
         start = raw.peek(1).removeprefix(b"\xef\xbb\xbf").lstrip()
         for line, item in (_list_items if start.startswith(b"[") else _line_items)(file, raw):
             if isinstance(item, str) and file.is_list:
@@ -563,8 +581,7 @@ def _text_keys(source: LabelSource, read: Callable[[int], bytes]) -> Iterator[tu
     """
     file, block, lines, rest = source.file, read(KEY_MAX), 0, b""
     source.has_keys = block.startswith(b"\0")
-    if block.startswith((b"\xff\xfe", b"\xfe\xff")):
-        raise label_error(file, None, "is in UTF-16: save it as UTF-8")
+    _refuse_utf_16(file, block)
     block = block.removeprefix(b"\xef\xbb\xbf")
     parts = ((b"\0", block), (b"\n", block), (b"\r", block[:-1]))  # the last one may be half of a CRLF
     between = next((mark for mark, part in parts if mark in part), b"\n")

@@ -256,7 +256,9 @@ def _check_name(file: LabelFile, line: int, column: str) -> None:
     except UnicodeEncodeError:
         fits = False
     if not fits or "/" in column or "\0" in column or column in (".", ".."):
-        raise label_error(file, line, f"the column {column!r} cannot be the name of a file; rename it")
+        why = "has no name, as the index that pandas writes (to_csv(index=False) leaves it out)"
+        why = "cannot be the name of a file; rename it" if column else why
+        raise label_error(file, line, f"the column {column!r} {why}")
 
 
 # -- lists of keys ---------------------------------------------------------------------------------------------
@@ -366,12 +368,23 @@ def refuse_shared(table: OpenLabels | KeyList, uses: Sequence[Uses]) -> None:
         )
 
 
-def missing_text(missing: Missing, kind: str, where: str) -> str:
-    """Return `of its 9 rows 2 are ...: 'a', 'b'` for a message about a table that has such rows."""
+_MISSING = {  # of one, of several, of none that is not missing
+    "key": ("is not in the set", "are not in the set", "is in the set"),
+    "row": ("has no sample", "have no sample", "has a sample"),
+}
+
+
+def missing_text(missing: Missing, kind: str, uses: Sequence[Uses]) -> str:
+    """Return `2 of its 9 rows have no sample: 'a', 'b'` for a message; `uses` are those of all samples."""
+    single, several, there = _MISSING[kind]
+    if any(map(len, uses)):
+        lack = single if missing.number == 1 else several
+        text = f"{missing.number:,} of its {counted(missing.lines, kind)} {lack}"
+    else:
+        text = f"none of its {kind}s {there}"
     first = ", ".join(repr(names.readable(key)) for key in missing.first)
     more = " ..." if missing.number > len(missing.first) else ""
-    are = "is" if missing.number == 1 else "are"
-    return f"of its {counted(missing.lines, kind)} {missing.number:,} {are} {where}: {first}{more}"
+    return f"{text}: {first}{more}" if first else text
 
 
 @contextlib.contextmanager

@@ -39,8 +39,10 @@ from wdsfs.tree.classes import LongNumber
 from wdsfs.tree.companions import MISSING, TWICE, JoinedSet
 from wdsfs.tree.composition import EMPTY, Column, Composition, Field
 from wdsfs.tree.draft import (
+    AS_THEY_ARE,
     MISSING_WAY_OUT,
     SHIFT,
+    TWICE_AS_THEY_ARE,
     TWICE_WAY_OUT,
     Draft,
     Ingredients,
@@ -201,8 +203,10 @@ def add_joined(draft: Draft, joined: JoinedSet) -> None:
     samples = draft.samples()
     shards, entries = joined.find(draft.source.number, [draft.paths[number] for number in samples.tolist()])
     missing, twice = samples[shards == MISSING], samples[shards == TWICE]
-    is_there = draft.judged(draft.options.missing, missing, "is not in the joined set", MISSING_WAY_OUT)
-    unique = draft.judged(draft.options.duplicates, twice, "is more than once in the joined set", TWICE_WAY_OUT)
+    is_there = draft.judged(draft.options.missing, missing, "is not in the joined set", AS_THEY_ARE)
+    unique = draft.judged(
+        draft.options.duplicates, twice, "is more than once in the joined set", TWICE_AS_THEY_ARE
+    )
     parts = [
         _joined_rows(draft, joined, number, samples[shards == number], entries[shards == number])
         for number in np.unique(shards[shards >= 0]).tolist()
@@ -284,9 +288,9 @@ def add_labels(draft: Draft, labels: OpenLabels) -> Uses:
                     added.append((entry, number, places[at] << SHIFT | row, len(value), files[at][1].mtime_ns))
     by_guess = f", whose keys are in {' and '.join(map(repr, labels.guessed))}" if labels.guessed else ""
     where = text_of_files(labels.files) + by_guess
-    is_there = draft.judged(draft.options.missing, np.array(missing, int), f"is not in {where}", MISSING_WAY_OUT)
+    is_there = draft.judged(draft.options.missing, np.array(missing, int), f"is not in {where}", AS_THEY_ARE)
     unique = draft.judged(
-        draft.options.duplicates, np.array(twice, int), f"is more than once in {where}", TWICE_WAY_OUT
+        draft.options.duplicates, np.array(twice, int), f"is more than once in {where}", TWICE_AS_THEY_ARE
     )
     rows = rows_of(added)
     # Semantics decision: a label wins over the shard's own column, as in webdataset's `associate`.

@@ -229,7 +229,7 @@ class ViewSet(ShardSet):
         missing, uses = self._compared(files, LISTED, open_key_list)
         if not missing.number:
             return None
-        text = f"--keys {text_of_files(files)}: {missing_text(missing, 'key', 'not in the set')}"
+        text = f"--keys {text_of_files(files)}: {missing_text(missing, 'key', uses)}"
         if not any(map(len, uses)):
             raise ViewError(f"{text}; a line is KEY or SHARD/KEY, as the mount shows them, or the name of a file")
         return text
@@ -238,8 +238,8 @@ class ViewSet(ShardSet):
         """Return remarks on the rows of label files that no sample has. Raises as `keys_missing`."""
         texts = []
         for number, files in enumerate(self._companions.labels):
-            missing, _ = self._compared(files, LABELLED.format(number), open_labels)
-            text = f"--associate {text_of_files(files)}: {missing_text(missing, 'row', 'of no sample in the set')}"
+            missing, uses = self._compared(files, LABELLED.format(number), open_labels)
+            text = f"--associate {text_of_files(files)}: {missing_text(missing, 'row', uses)}"
             texts += [text] if missing.number else []
         return texts
 
