@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         WdsfsError,
     )
     from wdsfs.library.files import Tree, tree
+    from wdsfs.library.prefetch import prefetch
     from wdsfs.library.samples import Samples, decode, samples, table
     from wdsfs.library.shuffle import Mix, Shuffle
     from wdsfs.library.temporary_mount import mount
@@ -62,6 +63,7 @@ __all__ = [
     "WdsfsError",
     "decode",
     "mount",
+    "prefetch",
     "samples",
     "table",
     "tree",
@@ -71,6 +73,7 @@ _OF_LIBRARY = {
     **dict.fromkeys(("Samples", "decode", "samples", "table"), "samples"),
     **dict.fromkeys(("Tree", "tree"), "files"),
     "mount": "temporary_mount",
+    "prefetch": "prefetch",
     **dict.fromkeys(("Mix", "Shuffle"), "shuffle"),
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import hashlib
+import io
 import itertools
 import json
 import pickle
@@ -17,13 +18,14 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from PIL import Image
 
 import wdsfs
 from tests import tars
 from tests.bounded import bounded
-from tests.conftest import ROOT, Program
+from tests.conftest import ROOT, Program, need_fuse
 from tests.library.conftest import expected
-from tests.peers import LONG_PATIENCE, TOOLS, environment_of, need_tool
+from tests.peers import LONG_PATIENCE, SCRIPTS, TOOLS, environment_of, need_tool
 from tests.thorough import examples
 from wdsfs.library import shuffle
 from wdsfs.tree import sample_order
@@ -400,15 +402,22 @@ def test_a_mix_is_a_data_set(shards: str) -> None:
 
 
 def test_the_page_can_be_typed(program: Program) -> None:
-    need_tool("torch")
+    need_tool("torchvision")
+    need_fuse()
     page = (ROOT / "docs/how-to/train.md").read_text()
     blocks = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    Image.new("L", (1, 1)).save(picture := io.BytesIO(), "PNG")
     for number in range(3):
-        names = [b"k%d.%s" % (at, name) for at in range(4 * number, 4 * number + 4) for name in (b"cls", b"txt")]
-        (program.home / f"train-{number}.tar").write_bytes(tars.tar(*(tars.member(name, b"1") for name in names)))
+        files = [("cls", b"1"), ("png", picture.getvalue()), ("txt", b"1")]
+        members = [
+            tars.member(f"k{4 * number + at}.{name}".encode(), content)
+            for at in range(4)
+            for name, content in files
+        ]
+        (program.home / f"train-{number}.tar").write_bytes(tars.tar(*members))
     (program.home / "page.py").write_text("\n".join(blocks))
     done = subprocess.run(
-        [TOOLS / "bin/python", "page.py"],
+        [TOOLS / "bin/python", SCRIPTS / "with_torchvision.py", "page.py"],
         cwd=program.home,
         env={**environment_of(program), "PYTHONPATH": str(ROOT)},
         capture_output=True,
@@ -417,7 +426,9 @@ def test_the_page_can_be_typed(program: Program) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    lines = [(line.partition("[")[0], re.findall(r"'(k\d+)'", line)) for line in done.stdout.splitlines()]
+    printed = done.stdout.splitlines()
+    assert printed[-3:] == ["4 pictures"] * 3
+    lines = [(line.partition("[")[0], re.findall(r"'(k\d+)'", line)) for line in printed[:-3]]
     assert [start for start, _ in lines] == ["0 "] * 3 + ["1 "] * 3 + ["0 2 batches are left"] + [""] * 6
     epochs = [[key for _, keys in lines[at : at + 3] for key in keys] for at in (0, 3)]
     assert sorted(epochs[0]) == sorted(epochs[1]) == sorted(f"k{number}" for number in range(12))
