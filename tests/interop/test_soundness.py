@@ -402,3 +402,15 @@ def test_a_record_of_many_samples(tmp_path: Path) -> None:
     known = lint.lint_record(record)
     assert known.patterns == found.patterns == {frozenset((b"txt", b"cls")): 300}
     assert [len(one) for one in known.examples.values()] == [EXAMPLES]
+
+
+def test_the_patterns_of_a_record_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each sample has a column of its own: the most frequent sets are counted, a few examples are listed."""
+    monkeypatch.setattr(lint, "PATTERNS", 50)
+    monkeypatch.setattr(lint, "KEPT", 20)
+    path = tmp_path / "a.tar"
+    own = [tars.member(b"k%d.c%d" % (number, number)) for number in range(200)]
+    path.write_bytes(tars.tar(*own, *(tars.member(b"t%d.txt" % number) for number in range(9))))
+    known = lint.lint_record(Record(build_file(os.fsencode(path))))
+    assert (known.samples, len(known.patterns), known.patterns[frozenset((b"txt",))]) == (209, 50, 9)
+    assert sum(map(len, known.examples.values())) == 20

@@ -80,3 +80,11 @@ def test_a_key_that_is_no_line_is_an_error(program: Program) -> None:
         answer = viewer.ask("/keys.txt")
         assert answer.status == 400
         assert "which has a line end" in answer.text
+
+
+def test_a_shard_that_cannot_be_read_has_no_lines(program: Program) -> None:
+    a_set(program.home)
+    (program.home / "s1.tar").rename(program.home / "s2.tar")
+    (program.home / "s1.tar").write_bytes(b"no tar" * 100)
+    with viewing(program, "--allow-missing", "s{0..2}.tar") as viewer:
+        assert viewer.ask("/keys.txt?q=d/a").text.split() == ["s0/d/a", "s0/d/a", "s2/d/a", "s2/d/a"]

@@ -216,15 +216,20 @@ def _find_patterns(record: Record, samples: NDArray[np.int64], starts: NDArray[n
     """Count samples by the set of their extensions."""
     extensions = [record.extension_name[number] for number in range(len(record.extension_name))]
     numbers, counts = record.array("member.ext").astype(np.int64), starts[samples + 1] - starts[samples]
+    room = KEPT
     for count in np.unique(counts).tolist():
         alike = samples[counts == count]
         rows = np.sort(numbers[starts[alike][:, None] + np.arange(count)], axis=1)
-        kinds, which, times = np.unique(rows, axis=0, return_inverse=True, return_counts=True)
-        for kind, (row, number) in enumerate(zip(kinds.tolist(), times.tolist(), strict=True)):
-            pattern = frozenset(extensions[column] for column in row)
+        whole = np.ascontiguousarray(rows).view(np.dtype((np.void, rows.itemsize * count))).reshape(-1)
+        _, first, which, times = np.unique(whole, return_index=True, return_inverse=True, return_counts=True)
+        order, ends = np.argsort(which, kind="stable"), np.cumsum(times)
+        for kind in np.argsort(-times, kind="stable")[: PATTERNS - len(findings.patterns)].tolist():
+            pattern, number = frozenset(extensions[column] for column in rows[first[kind]]), int(times[kind])
             findings.patterns[pattern] = findings.patterns.get(pattern, 0) + number
             examples = findings.examples.setdefault(pattern, [])
-            for entry in alike[np.flatnonzero(which.reshape(-1) == kind)[: EXAMPLES - len(examples)]].tolist():
+            listed = order[ends[kind] - number : ends[kind]][: min(EXAMPLES - len(examples), room)]
+            room -= len(listed)
+            for entry in alike[listed].tolist():
                 examples.append((record.member(int(starts[entry])).head, escaped(record.entry_path(entry))))
 
 

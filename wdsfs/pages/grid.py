@@ -14,7 +14,7 @@ from wdsfs.errors import NoSuchEntry, UsageError
 from wdsfs.pages.downloads import suffix
 from wdsfs.pages.filters import OPERATORS, Condition, Filter
 from wdsfs.pages.preview import PLAYERS, TEXTS, content_of
-from wdsfs.pages.set_query import Histogram, HistogramBar, TableOfSet
+from wdsfs.pages.set_query import Histogram, HistogramBar, TableOfSet, drawn
 from wdsfs.pages.shown_set import Sample, Snapshot
 
 PAGE = 60  # samples of a grid
@@ -72,11 +72,10 @@ class Grid:
             filter_ = Filter.of(query)
             self._table.wait(now, filter_, WAIT_SECONDS if filter_ else 0)
             progress = self._table.progress(now)
-            if seed is None:
-                numbers = self._table.numbers(now, filter_, at, PAGE)
-            else:
-                numbers = self._table.drawn(now, filter_, seed, at, PAGE)
-            matches = self._table.total(now, filter_)
+            result = self._table.result(now, filter_)
+            matches = len(result)
+            places = range(at, at + PAGE) if seed is None else drawn(matches, seed, at, PAGE)
+            numbers = [int(result[place]) for place in places if place < matches]
             charts = self._table.histograms(now, filter_)
         except UsageError as error:
             notes.append(str(error))

@@ -6,7 +6,9 @@ parameters, and its columns are looked up among those that there are.
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import functools
 import itertools
 import math
 import os
@@ -20,6 +22,7 @@ from typing import Any, NamedTuple
 import duckdb
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from wdsfs.errors import StaleShard, UsageError, bytes_text, several
 from wdsfs.names import readable
@@ -30,17 +33,22 @@ from wdsfs.tree.table_rows import SIZE
 
 SECONDS = 10.0  # that a question may take
 SMALL, SMALL_SECONDS = 20_000, 20.0  # samples of a small set, and the wait for its table
-DRAWN_MAX = 1_000_000  # samples at random that are shown without a filter
+DRAWN_MAX = 100_000  # samples at random that are shown
 LINES = 100_000  # samples that are listed at a time
 LISTED = 50  # columns that an error names
 VALUES_MAX = 100  # of a condition `in`
 BARS, TOP = 20, 20  # of a histogram, and values of a column by their number
-HISTOGRAMS_MAX, FEW = 16, 50  # columns with histograms, and values of a text that has one
+HISTOGRAMS_MAX = 16  # columns with histograms
+FEW, MANY = 50, 10_000  # values of a text that has one, without and with a condition
 TEXTS_MAX = 30  # columns of texts whose values are counted
-CACHED_MAX = 32  # answers
+LOOKED_AT = 100_000  # samples, whose texts say whether a column has few values
+CACHED_MAX, NUMBERS_MAX = 32, 16 << 20  # answers, and numbers of samples in those
+COPIED_MAX = 16 << 20  # values of samples that pass, for histograms
 LABEL_MAX = 100  # characters
 CAPTIONS = ("txt", "caption", "text", "transcript", "json.caption", "json.text")
-_TRIMMED = "trim({}, ' \t\r\n')"
+NUMBER = "(first + place)"  # of a sample, in SQL
+Ask = Callable[..., Any]
+Result = range | NDArray[np.int64]
 
 
 class Progress(NamedTuple):
@@ -159,62 +167,39 @@ class TableOfSet:
 
     # --- samples
 
-    def total(self, now: Snapshot, filter_: Filter) -> int:
-        """Count the samples that pass."""
-        return int(self._ask(now, filter_, "SELECT count(*) {rows}")[0][0]) if filter_ else now.total
-
-    def numbers(self, now: Snapshot, filter_: Filter, at: int, count: int) -> list[int]:
-        """Return the numbers of `count` samples of the result, from the place `at` on."""
+    def result(self, now: Snapshot, filter_: Filter) -> Result:
+        """Return the numbers of the samples that pass, in order: all of them, also those of other pages."""
         if not filter_:
-            return list(range(at, min(at + count, now.total)))
-        return self._page(now, filter_, *self._order(filter_), at, count)
+            return range(now.total)
+        result: Result = self._cached(("result", filter_, now.version), lambda: self._result(now, filter_))
+        return result
 
-    def drawn(self, now: Snapshot, filter_: Filter, seed: int, at: int, count: int) -> list[int]:
-        """Return the numbers of samples that pass in the random order of a seed, from the place `at` on."""
-        if not filter_:
-            return [] if at > DRAWN_MAX else list(itertools.islice(draws(now.total, seed), at, at + count))
-        return self._page(now, filter_, "hash(number, ?::BIGINT)", [seed], at, count)
-
-    def _page(
-        self, now: Snapshot, filter_: Filter, order: str, parameters: list[Any], at: int, count: int
-    ) -> list[int]:
-        query = f"SELECT number {{rows}} ORDER BY {order} LIMIT ? OFFSET ?"
-        return [row[0] for row in self._ask(now, filter_, query, after=[*parameters, count, at])]
+    def _result(self, now: Snapshot, filter_: Filter) -> Result:
+        order, parameters = self._order(filter_)
+        with self._asking(now, filter_) as ask:
+            numbers: Result = ask(f"SELECT {NUMBER} AS number {{rows}} {order}", parameters).fetchnumpy()["number"]
+        return numbers if order else np.sort(numbers, kind="stable")
 
     def neighbours(self, now: Snapshot, filter_: Filter, number: int) -> Neighbours:
         """Return the place of a sample in the result, and the samples before and after it."""
-        if not filter_:
-            return Neighbours(
-                number, number - 1 if number else None, number + 1 if number + 1 < now.total else None
-            )
-        order, parameters = self._order(filter_)
-        query = (
-            f"SELECT position - 1, before, after FROM (SELECT number, row_number() OVER ordered AS position, "
-            "lag(number) OVER ordered AS before, lead(number) OVER ordered AS after {rows} "
-            f"WINDOW ordered AS (ORDER BY {order})) WHERE number = ?"
-        )
-        rows = self._ask(now, filter_, query, after=[*parameters, number])
-        if rows:
-            return Neighbours(*rows[0])
-        # A sample outside of the result has its place in the order of the set.
-        query = "SELECT max(number) FILTER (number < ?), min(number) FILTER (number > ?) {rows}"
-        return Neighbours(None, *self._ask(now, filter_, query, before=[number, number])[0])
+        result = self.result(now, filter_)
+        places = [number] if isinstance(result, range) else np.flatnonzero(result == number).tolist()
+        if not places or places[0] >= len(result):
+            return Neighbours(None, None, None)
+        beside = (place for place in (places[0] - 1, places[0] + 1))
+        return Neighbours(places[0], *(int(result[at]) if 0 <= at < len(result) else None for at in beside))
 
     def values(
         self, now: Snapshot, numbers: Sequence[int], names: Sequence[str]
     ) -> dict[int, dict[str, int | float | str | bool]]:
         """Return the values of samples by their numbers and the names of columns, those that are there."""
         columns = [self._maker.columns[name] for name in names if name in self._maker.columns]
-        shards = {now.shard_of(number) for number in numbers}
-        table = SIZES if all(is_of_records(column.name) for column in columns) else WHOLE
-        relation = self._shown(now, table, shards)
-        if not (columns and len(relation)):
+        if not (columns and numbers):
             return {}
         fields = ", ".join(column.field for column in columns)
-        # The condition on shards leads to their rows.
-        query = f"""SELECT first + place AS number, {fields} FROM {table} JOIN shown USING (shard)
-            WHERE list_contains(?, shard) AND list_contains(?, number)"""
-        rows = self._run(query, [relation["shard"].to_pylist(), list(numbers)], relation)
+        with self._asking(now, Filter(), columns, {now.shard_of(number) for number in numbers}) as ask:
+            query = f"SELECT {NUMBER}, {fields} {{rows}} AND list_contains(?, {NUMBER})"
+            rows = ask(query, [list(numbers)]).fetchall()
         return {
             number: {
                 column.name: value for column, value in zip(columns, values, strict=True) if value is not None
@@ -223,25 +208,21 @@ class TableOfSet:
         }
 
     def key_lines(self, now: Snapshot, filter_: Filter, begin: int) -> tuple[bytes, int | None]:
-        """Return lines SHARD/KEY for `--keys` of samples that pass, from number `begin` on, and where to go on.
+        """Return lines SHARD/KEY for `--keys` of samples that pass, from the place `begin` on, and where to go on.
 
         None is the end. Raises UsageError also for a key with a line end, ShardErrors.
         """
-        end = min(begin + LINES, now.total)
-        numbers: Sequence[int] = range(begin, end)
-        if filter_:
-            query = "SELECT number {rows} AND number >= ? AND number < ? ORDER BY number"
-            shards = range(now.shard_of(begin), now.shard_of(max(end - 1, 0)) + 1) if end > begin else ()
-            numbers = [row[0] for row in self._ask(now, filter_, query, after=[begin, end], shards=shards)]
+        result = self.result(now, filter_.ordered(""))
+        numbers, end = result[begin : begin + LINES], begin + LINES
         lines = []
-        for shard, some in itertools.groupby(numbers, now.shard_of):
+        for shard, some in itertools.groupby(map(int, numbers), now.shard_of):
             name, first = now.shards[shard].name, now.first_of(shard)
             for key in now.keys(shard, [number - first for number in some]):
                 if not {10, 13, 0}.isdisjoint(key):
                     text = readable(name + b"/" + key)
                     raise UsageError(f"{text}: a list cannot have this key, which has a line end")
                 lines.append(b"%s/%s\n" % (name, key))
-        return b"".join(lines), end if end < now.total else None
+        return b"".join(lines), end if end < len(result) else None
 
     # --- counts of values
 
@@ -256,91 +237,76 @@ class TableOfSet:
         kinds: dict[str, list[Column]] = {kind: [] for kind in ("class", "number", "size", "truth", "text")}
         for column in self.columns():
             kinds[column.kind].append(column)
-        kinds["text"] = self._with_few_values(now, kinds["text"][:TEXTS_MAX])
+        values = self._values_of_texts(now, kinds["text"][:TEXTS_MAX])
+        kinds["text"] = [column for column in kinds["text"] if 0 < values.get(column, 0) <= FEW]
         kinds["class"].sort(key=lambda column: (column.name.count("."), column.name == FOLDER))
         most = {"class": 3, "number": 4, "size": 2, "truth": 1, "text": 2}
         chosen = [column for kind, columns in kinds.items() for column in columns[: most[kind]]]
         names = {condition.column for condition in filter_.conditions}
-        chosen += [column for column in self.columns() if column.name in names and column not in chosen]
+        chosen += [
+            column
+            for column in self.columns()
+            if column.name in names and column not in chosen and values.get(column, 0) <= MANY
+        ]
         chosen = chosen[:HISTOGRAMS_MAX]
-        numeric = [column for column in chosen if column.kind in ("number", "size")]
-        others = [column for column in chosen if column not in numeric]
-        histograms = self._by_range(now, filter_, numeric) if numeric else {}
-        histograms |= self._by_value(now, filter_, others) if others else {}
-        return [histograms[column.name] for column in chosen if histograms[column.name].bars]
-
-    def top(self, now: Snapshot, filter_: Filter, name: str) -> Histogram:
-        """Return the most frequent values of a column."""
-        return self._by_value(now, filter_, [self._column(name)])[name]
-
-    def _with_few_values(self, now: Snapshot, columns: list[Column]) -> list[Column]:
-        """Return the columns that have few values in all samples."""
-        if not columns:
+        if not chosen:
             return []
+        passing = len(self.result(now, filter_))
+        with self._asking(now, filter_, chosen) as ask:
+            if filter_ and passing * len(chosen) <= COPIED_MAX:  # so that the filter is asked once
+                fields = ", ".join(column.field for column in chosen)
+                ask(f"CREATE TEMP TABLE passing AS SELECT {fields} {{rows}}")
+                ask = functools.partial(ask, rows="FROM passing")
+            histograms = [
+                (self._by_range if column.kind in ("number", "size") else self._by_value)(ask, filter_, column)
+                for column in chosen
+            ]
+        return [histogram for histogram in histograms if histogram.bars]
 
-        def count() -> tuple[int, ...]:
+    def _values_of_texts(self, now: Snapshot, columns: list[Column]) -> dict[Column, int]:
+        """Return how many different values columns have in the first samples, about."""
+        if not columns:
+            return {}
+
+        def count() -> list[int]:
+            fields = ", ".join(column.field for column in columns)
             counts = ", ".join(f"approx_count_distinct({column.field})" for column in columns)
-            return tuple(self._ask(now, Filter(), f"SELECT {counts} {{rows}}", needs=columns)[0])
+            with self._asking(now, Filter(), columns) as ask:
+                query = f"SELECT {counts} FROM (SELECT {fields} {{rows}} LIMIT {LOOKED_AT})"
+                return list(ask(query).fetchall()[0])
 
-        counts = self._cached(("few", now.version, len(columns)), count)
-        return [column for column, values in zip(columns, counts, strict=True) if 0 < values <= FEW]
+        return dict(zip(columns, self._cached(("texts", now.version, *columns), count), strict=True))
 
-    def _by_range(self, now: Snapshot, filter_: Filter, columns: Sequence[Column]) -> dict[str, Histogram]:
-        """Return histograms of numbers, by their columns."""
-        fields = [
-            f"min({field}) FILTER ({finite}), max({field}) FILTER ({finite}), count({field})"
-            for field, finite in map(_double, columns)
-        ]
-        query = f"SELECT count(*), {', '.join(fields)} {{rows}}"
-        total, *ends = self._ask(now, filter_, query, needs=columns)[0]
-        edges = [_edges(column, *ends[3 * at : 3 * at + 2]) for at, column in enumerate(columns)]
-        fields = [f"histogram({field}, ?::DOUBLE[]) FILTER ({finite})" for field, finite in map(_double, columns)]
+    def _by_range(self, ask: Ask, filter_: Filter, column: Column) -> Histogram:
+        """Return the histogram of a column of numbers."""
+        values = f"FROM (SELECT {column.field}::DOUBLE AS value {{rows}})"
+        query = "min(value) FILTER (isfinite(value)), max(value) FILTER (isfinite(value))"
+        total, present, *ends = ask(f"SELECT count(*), count(value), {query} {values}").fetchall()[0]
+        edges = _edges(column, *ends)
         # A bin of DuckDB ends with a number that belongs to it, a bar before one that does not.
-        bins = [[math.nextafter(edge, -math.inf) for edge in some[1:]] for some in edges]
-        counts = self._ask(now, filter_, f"SELECT {', '.join(fields)} {{rows}}", before=bins, needs=columns)[0]
-        histograms = {}
-        for at, column in enumerate(columns):
-            low, high, present = ends[3 * at : 3 * at + 3]
-            bars = []
-            for edge, end, last in zip(edges[at], edges[at][1:], bins[at], strict=False):
-                condition = Condition(column.name, "range", f"{edge:.15g}..{end:.15g}")
-                label, is_chosen = _number_text(column, edge), condition in filter_.conditions
-                bars.append(HistogramBar(label, (counts[at] or {}).get(last, 0), condition, is_chosen))
-            rest = present - sum(bar.count for bar in bars)
-            ends_text = [_number_text(column, end) for end in (low, high) if end is not None] or ["", ""]
-            histograms[column.name] = Histogram(
-                column.name, column.kind, tuple(bars), total - present, rest, *ends_text
-            )
-        return histograms
+        bins = [math.nextafter(edge, -math.inf) for edge in edges[1:]]
+        query = f"SELECT histogram(value, ?::DOUBLE[]) FILTER (isfinite(value)) {values}"
+        counts = ask(query, before=[bins]).fetchall()[0][0] or {}
+        bars = []
+        for edge, end, last in zip(edges, edges[1:], bins, strict=False):
+            condition = Condition(column.name, "range", f"{edge:.15g}..{end:.15g}")
+            label, is_chosen = _number_text(column, edge), condition in filter_.conditions
+            bars.append(HistogramBar(label, counts.get(last, 0), condition, is_chosen))
+        rest = present - sum(bar.count for bar in bars)
+        texts = [_number_text(column, end) for end in ends if end is not None]
+        return Histogram(column.name, column.kind, tuple(bars), total - present, rest, *texts)
 
-    def _by_value(self, now: Snapshot, filter_: Filter, columns: Sequence[Column]) -> dict[str, Histogram]:
-        """Return the most frequent values of columns, by the columns, in one pass over the samples."""
-        names = [f"v{at}" for at in range(len(columns))]
-        values = [
-            _TRIMMED.format(column.field) if pa.types.is_string(column.type) else column.field
-            for column in columns
-        ]
-        selected = ", ".join(f"{value} AS {name}" for value, name in zip(values, names, strict=True))
-        text = f"coalesce({', '.join(f'{name}::VARCHAR' for name in names)}, NULL)"
-        sets = ", ".join(f"({name})" for name in names)
+    def _by_value(self, ask: Ask, filter_: Filter, column: Column) -> Histogram:
+        """Return the most frequent values of a column."""
         query = f"""
-            SELECT {text}, counted, column_set, sum(counted) OVER (PARTITION BY column_set) FROM (
-                SELECT {", ".join(names)}, count(*) AS counted, grouping({", ".join(names)}) AS column_set
-                FROM (SELECT {selected} {{rows}}) GROUP BY GROUPING SETS ({sets}))
-            QUALIFY row_number() OVER (
-                PARTITION BY column_set ORDER BY {text} IS NULL DESC, counted DESC, {text}) <= ?"""
-        rows = self._ask(now, filter_, query, after=[TOP + 1], needs=columns)
-        histograms = {}
-        for at, column in enumerate(columns):
-            # A bit for each column by which rows are not grouped, the first column highest.
-            column_set = (1 << len(columns)) - 1 ^ 1 << len(columns) - 1 - at
-            counts = {value: count for value, count, grouped, _ in rows if grouped == column_set}
-            total = next((int(total) for *_, grouped, total in rows if grouped == column_set), 0)
-            missing = counts.pop(None, 0)
-            bars = tuple(self._value_bar(filter_, column, *row) for row in list(counts.items())[:TOP])
-            rest = total - missing - sum(bar.count for bar in bars)
-            histograms[column.name] = Histogram(column.name, column.kind, bars, missing, rest)
-        return histograms
+            SELECT {column.field}::VARCHAR AS value, count(*) AS samples, sum(count(*)) OVER () {{rows}}
+            GROUP BY {column.field} ORDER BY value IS NULL DESC, samples DESC, value LIMIT ?"""
+        rows = ask(query, [TOP + 1]).fetchall()
+        counts = {value: count for value, count, _ in rows}
+        missing, total = counts.pop(None, 0), int(rows[0][2]) if rows else 0
+        bars = tuple(self._value_bar(filter_, column, *row) for row in list(counts.items())[:TOP])
+        rest = total - missing - sum(bar.count for bar in bars)
+        return Histogram(column.name, column.kind, bars, missing, rest)
 
     def _value_bar(self, filter_: Filter, column: Column, value: str, count: int) -> HistogramBar:
         named = self.class_name(value) if column.kind == "class" else None
@@ -373,16 +339,14 @@ class TableOfSet:
         """Return the order of a result as SQL, and its parameters."""
         if filter_.order:
             field = self._column(filter_.order).field
-            return f"{field} {'DESC' if filter_.down else 'ASC'} NULLS LAST, number", []
+            return f"ORDER BY {field} {'DESC' if filter_.down else 'ASC'} NULLS LAST, {NUMBER}", []
         if filter_.q:  # a sample with exactly this key comes first
-            return "key = ? DESC, number", [_text(filter_.q)]
-        return "number", []
+            return f"ORDER BY key = ? DESC, {NUMBER}", [_text(filter_.q)]
+        return "", []
 
     def _where(self, filter_: Filter) -> tuple[str, list[Any]]:
         """Return the conditions of a filter as SQL, and their parameters. Raises UsageError."""
         texts, parameters = ["true"], list[Any]()
-        if filter_.order:
-            self._column(filter_.order)
         if filter_.q:
             texts.append("contains(key, ?)")
             parameters.append(_text(filter_.q))
@@ -426,62 +390,43 @@ class TableOfSet:
             return f"list_contains(?, {field}::VARCHAR)", [[*labels, value]]
         if "*" in value:
             escaped = value.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_").replace("*", "%")
-            return f"{_TRIMMED.format(f'{field}::VARCHAR')} LIKE ? ESCAPE '\\'", [escaped]
+            return f"{field}::VARCHAR LIKE ? ESCAPE '\\'", [escaped]
         if not is_text:
             return f"{field} = ?", [_operand(column, value)]
         number = _number(value)
         if number is None:
-            return f"{_TRIMMED.format(field)} = ?", [value]
-        return f"{_TRIMMED.format(field)} = ? OR TRY_CAST({field} AS DOUBLE) = ?", [value, float(number)]
+            return f"{field} = ?", [value]
+        return f"{field} = ? OR TRY_CAST({field} AS DOUBLE) IS NOT DISTINCT FROM ?", [value, float(number)]
 
-    def _ask(
+    @contextlib.contextmanager
+    def _asking(
         self,
         now: Snapshot,
         filter_: Filter,
-        query: str,
-        *,
-        before: Sequence[Any] = (),
-        after: Sequence[Any] = (),
         needs: Collection[Column] = (),
         shards: Collection[int] | None = None,
-    ) -> list[Any]:
-        """Return the answer to a query, where `{rows}` is FROM and WHERE of the samples that pass.
+    ) -> Iterator[Ask]:
+        """Ask about the samples that pass: SQL where `{rows}` is FROM and WHERE, and the parameters around that.
 
-        `before` and `after` are the parameters that stand there; `needs` are further columns that are used.
+        `needs` are columns that are used beside those of the filter. Raises UsageError when it takes too long in
+        all, or too much memory.
         """
-        table = self._table_of(filter_)
-        table = table if all(is_of_records(column.name) for column in needs) else WHOLE
-        relation = self._shown(now, table, shards)
-        if filter_.shard:
-            takes = [filter_.takes_shard(now.shards[shard].name) for shard in relation["at"].to_pylist()]
-            relation = relation.filter(pa.array(takes, pa.bool_()))
+        is_of_sizes = self._table_of(filter_) == SIZES and all(is_of_records(column.name) for column in needs)
+        table = SIZES if is_of_sizes else WHOLE
         where, parameters = self._where(filter_)
-        rows = f"FROM (SELECT *, first + place AS number FROM {table} JOIN shown USING (shard)) WHERE {where}"
-        return self._run(query.replace("{rows}", rows), [*before, *parameters, *after], relation)
+        own_rows = f"FROM {table} JOIN shown USING (shard) WHERE {where}"
 
-    def _shown(self, now: Snapshot, table: str, shards: Collection[int] | None = None) -> Any:
-        """Return the shards of a snapshot that a table has, with the numbers of their first samples."""
+        def ask(query: str, after: Sequence[Any] = (), before: Sequence[Any] = (), rows: str = own_rows) -> Any:
+            own = parameters if rows is own_rows else []
+            return cursor.execute(query.replace("{rows}", rows), [*before, *own, *after])
 
-        def make() -> Any:
-            done, rows = self._maker.done[table], []
-            for at in now.readable if shards is None else shards:
-                number = self._maker.number_of(now, at)
-                if number is not None and number in done:
-                    rows.append((number, now.first_of(at), at))
-            columns = np.array(rows, np.int64).reshape(len(rows), 3).T
-            return pa.table({"shard": columns[0].astype(np.int32), "first": columns[1], "at": columns[2]})
-
-        return self._cached(("shown", table, now.version), make) if shards is None else make()
-
-    def _run(self, query: str, parameters: Sequence[Any], shown: Any) -> list[Any]:
-        """Return the rows of a query. Raises UsageError when it takes too long, or too much memory."""
         with self._maker.database.cursor() as cursor:
-            cursor.register("shown", shown)
+            cursor.register("shown", self._shown(now, table, filter_, shards))
             timer = threading.Timer(SECONDS, cursor.interrupt)
             timer.daemon = True
             timer.start()
             try:
-                return cursor.execute(query, parameters).fetchall()  # type: ignore[no-any-return]
+                yield ask
             except duckdb.InterruptException:
                 text = f"the answer takes longer than {SECONDS:.0f} seconds; choose fewer samples"
                 raise UsageError(text) from None
@@ -495,6 +440,20 @@ class TableOfSet:
             finally:
                 timer.cancel()
 
+    def _shown(self, now: Snapshot, table: str, filter_: Filter, shards: Collection[int] | None = None) -> Any:
+        """Return the shards of a snapshot that a table has, with the numbers of their first samples."""
+
+        def make() -> Any:
+            done, rows = self._maker.done[table], []
+            for at in now.readable if shards is None else shards:
+                number = self._maker.number_of(now, at)
+                if number in done and filter_.takes_shard(now.shards[at].name):
+                    rows.append((number, now.first_of(at)))
+            columns = np.array(rows, np.int64).reshape(len(rows), 2).T
+            return pa.table({"shard": columns[0].astype(np.int32), "first": columns[1]})
+
+        return self._cached(("shown", table, filter_.shard, now.version), make) if shards is None else make()
+
     def _cached(self, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
         """Return an answer, which is made once for each state of the table."""
         key = (*key, self._maker.state)
@@ -505,9 +464,16 @@ class TableOfSet:
         answer = make()
         with self._lock:
             self._cache[key] = answer
-            while len(self._cache) > CACHED_MAX:
-                self._cache.popitem(last=False)
+            numbers = sum(len(some) for (kind, *_), some in self._cache.items() if kind == "result")
+            while len(self._cache) > CACHED_MAX or (numbers > NUMBERS_MAX and len(self._cache) > 1):
+                (kind, *_), some = self._cache.popitem(last=False)
+                numbers -= len(some) if kind == "result" else 0
         return answer
+
+
+def drawn(total: int, seed: int, at: int, count: int) -> list[int]:
+    """Return numbers below `total` in a random order, the same for the same seed, from the place `at` on."""
+    return [] if at > DRAWN_MAX else list(itertools.islice(draws(total, seed), at, at + count))
 
 
 def draws(total: int, seed: int) -> Iterator[int]:
@@ -542,7 +508,7 @@ def _number(text: str) -> int | float | None:
             number = kind(text)
         except ValueError:
             continue
-        if not isinstance(number, int) or -(1 << 63) <= number < 1 << 63:
+        if -(1 << 63) <= number < 1 << 63 or (kind is float and not math.isnan(number)):
             return number
     return None
 
@@ -559,11 +525,6 @@ def _operand(column: Column, text: str) -> Any:
     if number is None:
         raise UsageError(f"{text or 'nothing'}: is no number; {column.name} has numbers")
     return number
-
-
-def _double(column: Column) -> tuple[str, str]:
-    """Return the values of a column as SQL, and the test whether one can be drawn."""
-    return f"{column.field}::DOUBLE", f"isfinite({column.field}::DOUBLE)"
 
 
 def _edges(column: Column, low: float | None, high: float | None) -> list[float]:

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import duckdb
 import numpy as np
 import pyarrow as pa
+from pyarrow import compute
 
 from wdsfs.door.urls import is_remote
 from wdsfs.errors import ShardError, StaleShard, counted
@@ -141,6 +142,7 @@ class TableMaker:
         self._cursor, self._packed = self.database.cursor(), 0  # bytes after the last checkpoint
         self._rows = self._row_bytes = 0  # rows, and the bytes of one that is not packed
         self.columns: dict[str, Column] = {}
+        self._has_all_columns = True
         self._unread: dict[int, str] = {}  # why shards have no values, by their numbers here
         self._left: dict[int, Left] = {}  # what is not in the values of a shard
         self._numbers: dict[str, int] = {}  # of shards in the database, by the keys of their content
@@ -228,8 +230,8 @@ class TableMaker:
         left = functools.reduce(Left.plus, self._left.values(), Left())
         if left.unreadable:
             texts.append(f"{counted(left.unreadable, 'file')} without a value, the first: {left.example}.")
-        if len(self.columns) >= COLUMNS_MAX:
-            texts.append(f"The table has the first {COLUMNS_MAX} columns.")
+        if not self._has_all_columns:
+            texts.append(f"The table has the first {len(self.columns)} columns.")
         return " ".join(texts)
 
     def _add_all(self, now: Snapshot) -> None:
@@ -327,14 +329,17 @@ class TableMaker:
             if not pa.types.is_null(array.type):
                 column = self._column(name, array.type)
                 if column is not None:
-                    named[column.field] = array
+                    is_text = pa.types.is_string(array.type)
+                    named[column.field] = compute.utf8_trim(array, " \t\r\n") if is_text else array
         return named
 
     def _column(self, name: str, kind: Any) -> Column | None:
         """Return a column that has such values; None if there are too many."""
         column = self.columns.get(name)
         if column is None:
-            if len(self.columns) >= COLUMNS_MAX:
+            # Half of them have room for values, whatever files samples have.
+            if len(self.columns) >= COLUMNS_MAX // (1 + is_of_records(name)):
+                self._has_all_columns = False
                 return None
             column = Column(name, f"c{len(self.columns)}", kind)
             change = f"ADD COLUMN {column.field} {_TYPES[kind]}"
