@@ -281,7 +281,7 @@ def shard_lists(directory: Path) -> tuple[Sequence[bytes], Read]:
 
 def _labels(directory: Path, name: str) -> Read:
     def read(content: bytes) -> None:
-        file = label_files.label_file(str(_written(directory / name, content)))
+        (file,) = label_files.label_files(str(_written(directory / name, content)))
         with open_labels((file,), (Fingerprint.at(file.path),)) as labels:
             labels.find([b"a", b"b"])
 
@@ -326,7 +326,7 @@ def _packed(directory: Path, module: str, write: str) -> bytes:
 @target(examples=100)
 def keys_of_arrays(directory: Path) -> tuple[Sequence[bytes], Read]:
     def read(content: bytes) -> None:
-        file = label_files.label_file(str(_written(directory / "k.npy", content)), label_files.LIST)
+        (file,) = label_files.label_files(str(_written(directory / "k.npy", content)), label_files.LIST)
         list(read_keys(LabelSource(file, DOOR.open_shard)))
 
     seeds = [np.array(["a", "b"]), np.array([1, 2]), np.array([(1, 2)], np.dtype("u8,u8"))]

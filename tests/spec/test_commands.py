@@ -18,7 +18,7 @@ from wdsfs.spec import objects
 from wdsfs.spec.existence import names_a_shard
 from wdsfs.spec.expand import expand, expand_again
 from wdsfs.spec.spec_words import settled
-from wdsfs.tree.label_files import label_file, lasting_label
+from wdsfs.tree.label_files import label_files, lasting_label
 
 TAR = b"what is in a tar"
 
@@ -164,11 +164,11 @@ def test_the_path_of_a_file_url_is_no_command(here: Path) -> None:
 def test_a_label_file_of_such_a_name_is_a_file(here: Path) -> None:
     name = "pipe:touch PWNED;: .csv"
     (here / name).write_text("key,label\n")
-    assert label_file(name).path == os.fsencode(here / name)
+    assert label_files(name)[0].path == os.fsencode(here / name)
     text = lasting_label(name)
     (here / name).unlink()
     with pytest.raises(UsageError, match="no such file"):
-        label_file(text)
+        label_files(text)
     assert not (here / "PWNED").exists()
 
 
@@ -215,7 +215,7 @@ def test_no_command_is_run_where_none_is_allowed(here: Path, spec: str, monkeypa
     with pytest.raises(SpecError, match="allow-pipe"):
         expand([spec])
     with pytest.raises(SpecError, match="allow-pipe"):
-        label_file("pipe:cat x.csv")
+        label_files("pipe:cat x.csv")
 
 
 def test_what_is_shown_is_no_command(here: Path) -> None:

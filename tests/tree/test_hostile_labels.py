@@ -23,7 +23,7 @@ from wdsfs.tree.label_table import open_labels
 
 def values_of(directory: Path, text: str | Path) -> dict[bytes, bytes]:
     """The labels of the sample d/a."""
-    file = label_files.label_file(str(text))
+    (file,) = label_files.label_files(str(text))
     with open_labels((file,), (Fingerprint.at(file.path),)) as labels:
         return labels.find([b"d/a"])[b"d/a"][0].values
 

@@ -33,7 +33,7 @@ from wdsfs.spec.expand import expand
 from wdsfs.tree import label_files, label_rows, label_table
 from wdsfs.tree.composition import Composition, parse_composition
 from wdsfs.tree.indexing import indexed
-from wdsfs.tree.label_files import label_file
+from wdsfs.tree.label_files import label_files as files_of
 from wdsfs.tree.label_table import Missing, open_key_list
 from wdsfs.tree.opening import keys_missing
 from wdsfs.tree.view_set import ViewSet
@@ -142,9 +142,10 @@ def test_keys_of_numbers(tmp_path: Path) -> None:
     assert keys_of(tmp_path, str(tmp_path / "uids.npy")) == [uid]
     np.save(tmp_path / "n.npy", np.array([17, 3]))
     (tmp_path / "n.jsonl").write_text('{"id": 17}\n{"id": 3.0}\n')
-    assert (
-        keys_of(tmp_path, str(tmp_path / "n.npy")) == keys_of(tmp_path, str(tmp_path / "n.jsonl")) == ["17", "3"]
-    )
+    (tmp_path / "n.json").write_text("[17, 3]")
+    (tmp_path / "n.csv").write_text("id\n17.0\n3.0\n")
+    for suffix in ("npy", "jsonl", "json", "csv"):
+        assert keys_of(tmp_path, str(tmp_path / f"n.{suffix}")) == ["17", "3"]
 
 
 def test_several_files_are_one_list(tmp_path: Path) -> None:
@@ -204,7 +205,7 @@ WRONG = {
     "no comma": ("k.json", b'["a" "b"]', r"k\.json:2: is not JSON: '\"' where a comma"),
     "after the list": ("k.json", b'["a"] ["b"]', r"k\.json:2: is not JSON: there is more after"),
     "a list of lists": ("k.json", b"[" * 100_000, r"k\.json:1: is not JSON: .*recursion"),
-    "one object": ("k.json", b'{\n "key": "a"\n}', r"k\.json:1: is not JSON: .*; write an object in each line"),
+    "one object": ("k.json", b'{\n "key": "a"\n}', r"k\.json:1: is not JSON .*; write an object in each line"),
 }
 
 
@@ -224,18 +225,18 @@ def test_a_list_that_is_wrong(tmp_path: Path, case: str, monkeypatch: pytest.Mon
 def test_lists_that_cannot_be_meant(tmp_path: Path) -> None:
     for name in ("none", "none.csv:key", "none.db:t:key"):
         with pytest.raises(UsageError, match="there is no such file"):
-            label_file(str(tmp_path / name), label_files.LIST)
+            files_of(str(tmp_path / name), label_files.LIST)
     (tmp_path / "list").write_text("a\n")
     with pytest.raises(UsageError, match=r"/list:col: the file has no columns; name it without :col"):
-        label_file(f"{tmp_path}/list:col", label_files.LIST)
+        files_of(f"{tmp_path}/list:col", label_files.LIST)
     (tmp_path / "dir").mkdir()
     os.mkfifo(tmp_path / "fifo")
     for name, why in (("dir", "is a directory"), ("fifo", "is no file that can be read again")):
         with pytest.raises(UsageError, match=f"--order .*/{name}: {why}"):
-            label_file(str(tmp_path / name), label_files.ORDER)
+            files_of(str(tmp_path / name), label_files.ORDER)
     for option in (label_files.LABELS, label_files.LIST):
         with pytest.raises(UsageError, match=f"{option} '': name the file"):
-            label_file("", option)
+            files_of("", option)
     assert parse_composition("samples", "--keys 'a b.csv:key'").text == "--keys 'a b.csv:key'"
 
 
@@ -246,7 +247,7 @@ def test_keys_of_one_checksum_are_told_apart(tmp_path: Path, monkeypatch: pytest
     assert len(others) > 10
     (tmp_path / "k").write_bytes(b"".join(key + b"\n" for key in [*listed, *listed, b"none"]))
     monkeypatch.setenv("WDSFS_INDEX_DIR", str(tmp_path / "cache"))
-    file = label_file(str(tmp_path / "k"), label_files.LIST)
+    (file,) = files_of(str(tmp_path / "k"), label_files.LIST)
     with open_key_list((file,), (Fingerprint.at(file.path),)) as opened:
         places, used = opened.find(b"s", [*others, *listed])
         assert [place >= 0 for place in places.tolist()] == [False] * len(others) + [True] * len(listed)
@@ -273,7 +274,7 @@ def test_a_list_is_what_a_set_of_python_is(listed: list[bytes], keys: list[bytes
         patch.setattr(label_table, "_CHUNK", 8)
         path = Path(directory) / "k"
         path.write_bytes(b"x\n" + b"".join(b"x" + key + b"\n" for key in listed))
-        file = label_file(str(path), label_files.LIST)
+        (file,) = files_of(str(path), label_files.LIST)
         with open_key_list((file,), (Fingerprint.at(file.path),)) as opened:
             there = {b"x", *(b"x" + key.removesuffix(b"\r").rstrip(b"/").replace(b"//", b"/") for key in listed)}
             asked = [b"x" + key for key in keys if b"/" not in key]

@@ -21,7 +21,8 @@ NAMES = {
     "images/0001.jpg": (b"images/0001", True),
     "0001.left.JPG": (b"0001", True),
     "v1.0/0001": (b"v1.0/0001", False),
-    "17.0": (b"17.0", False),
+    "17.0": (b"17", False),  # a text of CSV that pandas has written
+    "a/17.0": (b"a/17.0", False),
     ".hidden": (b".hidden", False),
     r"a\b\0001.jpg": (b"a/b/0001", True),
     "/data/upload/12/0a1b2c3d-0001.jpg": (b"0001", True),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import gzip
 import io
 import itertools
 import json
@@ -380,6 +381,7 @@ def test_every_format_gives_the_same_columns(tmp_path: Path) -> None:
     files: list[str | Path] = [
         as_csv(tmp_path / "l.csv"),
         as_csv(tmp_path / "l.tsv", delimiter="\t"),
+        as_csv(tmp_path / "pandas.csv", [{"": number, **row} for number, row in enumerate(ROWS)]),
         as_lines(tmp_path / "l.jsonl"),
         as_sqlite(tmp_path / "l.sqlite"),
         as_sqlite(tmp_path / "primary.db", key="sample"),
@@ -417,6 +419,10 @@ def test_values_of_parquet(tmp_path: Path) -> None:
     }
     with pytest.raises(ViewError, match=r"l\.parquet:1: the field 'x' holds bytes in a list"):
         labelled(tmp_path, as_parquet(file, [{"key": "c", "x": [b"a"]}]))
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pyarrow.table({"key": ["c"], "x": pyarrow.array([b"\xff"]).view(pyarrow.string())}), file)
+    with pytest.raises(ViewError, match=r"l\.parquet: cannot be read as parquet: the column 'x': 'utf-8' codec"):
+        labelled(tmp_path, file)
 
 
 def test_values_are_written_as_they_are(tmp_path: Path) -> None:
@@ -512,11 +518,6 @@ WRONG: dict[str, tuple[str, bytes, str]] = {
     "quotes": ("l.csv", b'key,b\nx,"1\n', r"l\.csv:\d: unexpected end of data"),
     "twice": ("l.csv", b"key,b,b\n", r"l\.csv:1: has two columns 'b'"),
     "file name": ("l.csv", b"key,a/b\nx,1\n", r"l\.csv:2: the column 'a/b' cannot be the name of a file"),
-    "no name": (
-        "l.csv",
-        b",key,b\n0,x,1\n",
-        r"l\.csv:2: the column '' has no name, as the index that pandas writes",
-    ),
     "semicolons": (
         "l.csv",
         b"\xef\xbb\xbfkey;b\nx;1,5\n",
@@ -525,6 +526,13 @@ WRONG: dict[str, tuple[str, bytes, str]] = {
     "commas": ("l.tsv", b"key,b\nx,1\n", r"l\.tsv:1: has a comma between its columns: save it with a tab there"),
     "utf-16": ("l.csv", "key,b\nx,1\n".encode("utf-16"), r"l\.csv: is in UTF-16: save it as UTF-8"),
     "json in utf-16": ("l.jsonl", '{"key": "x"}'.encode("utf-16"), r"l\.jsonl: is in UTF-16: save it as UTF-8"),
+    "a long name": ("l.csv", b"key," + b"n" * 300 + b"\nx,1\n", r"l\.csv:2: the column 'n+\.\.\.n+' cannot be"),
+    "UTF-16 in gzip": ("l.jsonl.gz", gzip.compress('{"key": 1}'.encode("utf-16")), r"gz: is in UTF-16: save it"),
+    "large number": (
+        "l.jsonl",
+        b'{"key": "a", "n": ' + b"9" * 5000 + b"}\n",
+        r":1: is not JSON \(Exceeds .*digits\);",
+    ),
     "no json": ("l.jsonl", b'{"key": "a"}\n{', r"l\.jsonl:2: is not JSON"),
     "no object": ("l.jsonl", b"[1]\n", r"l\.jsonl:1: is not a JSON object"),
     "odd column": ("l.jsonl", b'{"key": "a", "\\ud800": 1}\n', r"l\.jsonl:1: the column .* cannot be the name"),
@@ -563,15 +571,15 @@ def test_a_label_file_that_is_wrong(tmp_path: Path, case: str) -> None:
 
 def test_label_files_that_cannot_be_meant(tmp_path: Path) -> None:
     two = as_sqlite(tmp_path / "two.db", more="CREATE TABLE u (x);")
-    with pytest.raises(ViewError, match=r"name one of its tables, as in two.db:TABLE; it has t, u"):
+    with pytest.raises(ViewError, match=r"name one of its tables, as in two.db:TABLE; it has 't', 'u'"):
         labelled(tmp_path, two)
     with pytest.raises(ViewError, match=r"has no table 'v'"):
         labelled(tmp_path, f"{two}:v")
     (tmp_path / "l.txt").write_text("a b\n")
     with pytest.raises(UsageError, match=r"not a kind of table .* these end in \.csv"):
-        label_files.label_file(str(tmp_path / "l.txt"))
+        label_files.label_files(str(tmp_path / "l.txt"))
     with pytest.raises(UsageError, match="there is no such file"):
-        label_files.label_file(str(tmp_path / "none.csv"))
+        label_files.label_files(str(tmp_path / "none.csv"))
 
 
 def _refuse_import(name: str) -> None:
@@ -1006,7 +1014,7 @@ def test_a_table_of_labels_is_as_format_md_says(tmp_path: Path) -> None:
 
 
 def test_a_damaged_table_of_labels_is_made_anew_for_the_next_one(tmp_path: Path) -> None:
-    file = label_files.label_file(str(as_csv(tmp_path / "l.csv")))
+    (file,) = label_files.label_files(str(as_csv(tmp_path / "l.csv")))
     stamp = Fingerprint.at(file.path)
 
     def found() -> dict[bytes, list[label_table.LabelRow]]:

@@ -512,7 +512,17 @@ def order_of(samples: Samples, seed: str | None, file: str | None, left_out: Lef
     Samples that are not listed go to `left_out`. Raises UsageError for one that has keys of no sample, ViewError
     and ShardErrors for one that cannot be read.
     """
-    return shuffled(samples, seed) if file is None else _as_listed(samples, file, left_out)
+    if file is None:
+        return shuffled(samples, seed)
+    starts = range(0, len(samples), _KEYS_AT_ONCE)
+    parts = (range(start, min(start + _KEYS_AT_ONCE, len(samples))) for start in starts)
+    reading = Reading(last_dot=samples.layout.last_dot)
+    order, others, wrong = listed(file, reading, ((b"", [*map(samples.key, part)]) for part in parts))
+    if wrong:
+        raise UsageError(f"--order {wrong}")
+    for number in others.tolist():
+        left_out.refuse(samples.key(number), NOT_LISTED)
+    return order
 
 
 class Keyed(Protocol):
@@ -568,18 +578,6 @@ def _hashed(samples: Keyed, salt: bytes) -> NDArray[np.uint64]:
         key_sum.update(samples.key(number))
         sums += key_sum.digest()
     return np.frombuffer(sums, ">u8").astype(np.uint64)
-
-
-def _as_listed(samples: Samples, text: str, left_out: LeftOut) -> Numbers:
-    starts = range(0, len(samples), _KEYS_AT_ONCE)
-    parts = (range(start, min(start + _KEYS_AT_ONCE, len(samples))) for start in starts)
-    reading = Reading(last_dot=samples.layout.last_dot)
-    order, others, wrong = listed(text, reading, ((b"", [*map(samples.key, part)]) for part in parts))
-    if wrong:
-        raise UsageError(f"--order {wrong}")
-    for number in others.tolist():
-        left_out.refuse(samples.key(number), NOT_LISTED)
-    return order
 
 
 def listed(

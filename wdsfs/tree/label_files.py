@@ -34,24 +34,10 @@ from wdsfs.tree import json_fields
 
 KEY_COLUMNS = ("__key__", "key")
 # Semantics decision: names of files go before numbers, for `id` is often the number of a row or of a task.
-_FILE_COLUMNS = [
-    "file_name",
-    "filename",
-    "file_path",
-    "filepath",
-    "audio_filepath",
-    "image_path",
-    "audio_path",
-    "path",
-    "file",
-]
+_FILE_COLUMNS = ("file_name", "filename", "file_path", "filepath", "audio_filepath", "image_path", "audio_path")
 _MEDIA = ("image", "audio", "video")  # of Hugging Face as {"bytes": ..., "path": ...}, of Label Studio in "data"
-GUESSED_COLUMNS = (
-    *_FILE_COLUMNS,
-    *_MEDIA,
-    *(f"{name}.path" for name in _MEDIA),
-    *(f"data.{name}" for name in _MEDIA),
-)
+_MEDIA_FIELDS = [form.format(name) for form in ("{}", "{}.path", "data.{}") for name in _MEDIA]
+GUESSED_COLUMNS = (*_FILE_COLUMNS, "path", "file", *_MEDIA_FIELDS)
 ID_COLUMNS = ("uid", "id")
 SQLITE, CSV, TSV, JSON, TEXT = "SQLite", "CSV", "TSV", "JSON", "text"
 PARQUET, ARROW, NPY = "parquet", "Arrow", "npy"
@@ -105,9 +91,10 @@ class LabelFile(NamedTuple):
     def shows(self, column: str) -> bool:
         """Return True for a column of the file that becomes a column of samples.
 
-        Semantics decision: `__url__` and the like are metadata by the webdataset library's convention.
+        Semantics decision: `__url__` and the like are metadata by the webdataset library's convention; pandas
+        writes the numbers of its rows into a column without a name.
         """
-        return not (self.is_list or column.startswith("__"))
+        return bool(column) and not (self.is_list or column.startswith("__"))
 
     @property
     def text(self) -> str:
@@ -179,14 +166,6 @@ def label_files(text: str, option: str = LABELS, reading: Reading = PLAIN) -> La
         is_pattern = _PATTERN.search(typed) and not os.path.exists(typed)
         paths = [word.path for word in collect(expand_words([typed]))] if is_pattern else [typed]
     return tuple(_checked_file(path, table, column, option, is_list, reading) for path in paths)
-
-
-def label_file(text: str, option: str = LABELS, reading: Reading = PLAIN) -> LabelFile:
-    """Return the file of an option that takes one alone. Raises as `label_files`."""
-    files = label_files(text, option, reading)
-    if len(files) > 1:
-        raise UsageError(f"{option} {text}: names {len(files):,} files, and one is needed")
-    return files[0]
 
 
 def _checked_file(
@@ -294,7 +273,7 @@ def key_of(file: LabelFile, line: int, column: str, value: Any) -> bytes:
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if value is None or isinstance(value, dict | list | bool | float):
-        raise label_error(file, line, f"the field {column!r} is not a key: {shorten(value)}")
+        raise label_error(file, line, f"the field {shorten(column)} is not a key: {shorten(value)}")
     return value_of(file, line, column, value) or b""
 
 
@@ -303,7 +282,7 @@ def value_of(file: LabelFile, line: int, column: str, value: Any) -> bytes | Non
     try:
         return json_fields.content_of(value)
     except CorruptShard as error:
-        raise label_error(file, line, f"the field {column!r} {error}") from None
+        raise label_error(file, line, f"the field {shorten(column)} {error}") from None
 
 
 @contextlib.contextmanager
@@ -323,12 +302,13 @@ def open_text(source: LabelSource) -> Iterator[io.BufferedReader]:
     """Open a file of text as `open_content`, unpacked if its name ends in `.gz`. Raises also ViewError."""
     file = source.file
     with open_content(file.path, source.open_file) as stream:
-        if not file.path.partition(b"?" if is_remote(file.path) else b"\0")[0].endswith(b".gz"):
-            yield stream
-            return
-        most = UNPACKED_MAX * os.fstat(stream.fileno()).st_size + LINE_MAX
+        text, most = stream, UNPACKED_MAX * os.fstat(stream.fileno()).st_size + LINE_MAX
+        if file.path.partition(b"?" if is_remote(file.path) else b"\0")[0].endswith(b".gz"):
+            text = io.BufferedReader(_Bounded(file, gzip.GzipFile(fileobj=stream), most))
         try:
-            yield io.BufferedReader(_Bounded(file, gzip.GzipFile(fileobj=stream), most))
+            if text.peek(2).startswith((b"\xff\xfe", b"\xfe\xff")):
+                raise label_error(file, None, "is in UTF-16: save it as UTF-8")
+            yield text
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise label_error(file, None, f"cannot be unpacked: {error}") from None
 

@@ -48,7 +48,8 @@ def sample_name(name: bytes, reading: Reading, *, is_key: bool = False) -> tuple
     _, _, extension = key.rpartition(b"/")[2].rpartition(b".")
     is_file = extension.lower() in _KNOWN and not is_key if reading.last_dot else _LETTER.search(extension)
     if not is_file:
-        return key, False
+        number = key.removesuffix(b".0")  # as pandas writes whole numbers of a column with gaps
+        return number if number.isdigit() and not reading.last_dot else key, False
     if b"\\" in key and b"/" not in key:
         key = key.replace(b"\\", b"/")
     if (prefix := _LABEL_STUDIO.match(key)) is not None:

@@ -28,7 +28,7 @@ import numpy as np
 from wdsfs import source as sources
 from wdsfs.door.shard_door import DOOR
 from wdsfs.door.urls import is_remote
-from wdsfs.errors import StaleShard, UsageError
+from wdsfs.errors import CorruptShard, StaleShard, UsageError
 from wdsfs.shards import Fingerprint
 from wdsfs.tree import json_fields
 from wdsfs.tree.label_files import (
@@ -39,7 +39,6 @@ from wdsfs.tree.label_files import (
     KEY_COLUMNS,
     KEY_MAX,
     LINE_MAX,
-    NAMED,
     NO_KEY,
     NPY,
     PARQUET,
@@ -89,27 +88,24 @@ def read_csv(source: LabelSource) -> Iterator[Row]:
     delimiter = "\t" if file.kind == TSV else ","
     before = csv.field_size_limit(LINE_MAX)
     with open_text(source) as raw:
-        _refuse_utf_16(file, raw.peek(2))
         stream = io.TextIOWrapper(raw, "utf-8-sig", "surrogateescape", newline="")
         given = _Lines(file, stream)
         lines = csv.reader(given, delimiter=delimiter, strict=True)
         try:
             columns = next(lines, [])
-            key = _checked_columns(source, columns, delimiter)
+            _refuse_delimiter(file, columns, delimiter)
+            _refuse_columns(file, 1, columns)
+            key = columns.index(source.key_column(columns))
             given.next_row()
             for fields in lines:
                 given.next_row()
                 if not fields:  # an empty line
                     continue
                 if len(fields) != len(columns):
-                    raise label_error(
-                        file,
-                        lines.line_num,
-                        f"has {len(fields)} fields; the first line has {len(columns)} (quote a value that has a "
-                        f"{_MARKS[delimiter]})",
-                    )
-                # Semantics decision: an empty field is no value, hence no file: CSV has no other way to write
-                # that.
+                    text = f"has {len(fields)} fields; the first line has {len(columns)}"
+                    way_out = f"(quote a value that has a {_MARKS[delimiter]})"
+                    raise label_error(file, lines.line_num, f"{text} {way_out}")
+                # Semantics decision: an empty field is no value, hence no file: CSV writes it in no other way.
                 shown = {
                     name: os.fsencode(text)
                     for name, text in zip(columns, fields, strict=True)
@@ -120,11 +116,6 @@ def read_csv(source: LabelSource) -> Iterator[Row]:
             raise label_error(file, lines.line_num, str(error)) from None
         finally:
             csv.field_size_limit(before)
-
-
-def _refuse_utf_16(file: LabelFile, head: bytes) -> None:
-    if head.startswith((b"\xff\xfe", b"\xfe\xff")):
-        raise label_error(file, None, "is in UTF-16: save it as UTF-8")
 
 
 class _Lines:
@@ -149,20 +140,21 @@ class _Lines:
 _MARKS = {",": "comma", "\t": "tab", ";": "semicolon"}
 
 
-def _checked_columns(source: LabelSource, columns: list[str], delimiter: str) -> int:
-    """Return the place of the key among the columns of a CSV file. Raises ViewError."""
-    file = source.file
+def _refuse_delimiter(file: LabelFile, columns: list[str], delimiter: str) -> None:
+    """Raise ViewError for a first line with another mark between its columns."""
     other = next((mark for mark in _MARKS if len(columns) == 1 and mark in columns[0] and mark != delimiter), None)
     if other and file.column not in columns:
-        raise label_error(
-            file, 1, f"has a {_MARKS[other]} between its columns: save it with a {_MARKS[delimiter]} there"
-        )
+        text = f"has a {_MARKS[other]} between its columns: save it with a {_MARKS[delimiter]} there"
+        raise label_error(file, 1, text)
+
+
+def _refuse_columns(file: LabelFile, line: int | None, columns: list[str]) -> None:
+    """Raise ViewError for too many columns, or two of one name."""
     if len(columns) > COLUMNS_MAX:
-        raise label_error(file, 1, f"has {len(columns):,} columns; the limit is {COLUMNS_MAX:,}")
+        raise label_error(file, line, f"has {len(columns):,} columns; the limit is {COLUMNS_MAX:,}")
     twice = next((name for name, count in Counter(columns).items() if count > 1), None)
     if twice is not None:
-        raise label_error(file, 1, f"has two columns {shorten(twice)}")
-    return columns.index(source.key_column(columns))
+        raise label_error(file, line, f"has two columns {shorten(twice)}")
 
 
 # -- JSON: an object in each line, or a list of objects; a list of keys may have texts -----------------------
@@ -172,10 +164,9 @@ def read_json(source: LabelSource) -> Iterator[Row]:
     """Yield the rows of a file of JSON. Raises ViewError, ShardErrors, OSErrors."""
     file, name = source.file, ""
     with open_text(source) as raw:
-        _refuse_utf_16(file, raw.peek(2))
         start = raw.peek(1).removeprefix(b"\xef\xbb\xbf").lstrip()
         for line, item in (_list_items if start.startswith(b"[") else _line_items)(file, raw):
-            if isinstance(item, str) and file.is_list:
+            if isinstance(item, str | int) and file.is_list:
                 yield key_of(file, line, "", item), line, {}
                 continue
             if not isinstance(item, dict):
@@ -207,15 +198,15 @@ def _scalar_fields(file: LabelFile, row: dict[str, Any]) -> list[str]:
 def _line_items(file: LabelFile, stream: IO[bytes]) -> Iterator[tuple[int, Any]]:
     for line, text in enumerate(iter(lambda: stream.readline(LINE_MAX + 1), b""), 1):
         if len(text) > LINE_MAX:
-            raise label_error(
-                file, line, f"is longer than {LINE_MAX >> 20} MiB; one object in each line is needed"
-            )
+            what = f"is longer than {LINE_MAX >> 20} MiB; one object in each line is needed"
+            raise label_error(file, line, what)
         if text.strip():
             try:
-                yield line, json.loads(text)
-            except (ValueError, RecursionError) as error:
+                item = json_fields.parse(text)
+            except CorruptShard as error:
                 way_out = "; write an object in each line, or a list of objects" if line == 1 else ""
-                raise label_error(file, line, f"is not JSON: {error}{way_out}") from None
+                raise label_error(file, line, f"{error}{way_out}") from None
+            yield line, item
 
 
 def _list_items(file: LabelFile, stream: IO[bytes]) -> Iterator[tuple[int, Any]]:
@@ -281,7 +272,7 @@ def _arrow_rows(source: LabelSource, pyarrow: Any, stream: BinaryIO, bounds: _Bo
     for batch, name in (_parquet_batches if file.kind == PARQUET else _arrow_batches)(source, pyarrow, stream):
         field, _, inner = (name, "", "") if name in batch.schema.names else name.partition(".")
         used = [column for column in batch.schema.names if column == field or file.shows(column)]
-        columns = {column: _values_in(pyarrow, batch.column(column)) for column in used}
+        columns = {column: _column_values(pyarrow, batch, column) for column in used}
         keys = [row and row[inner] for row in columns[field]] if inner else columns.pop(field)
         shown = [(column, values) for column, values in columns.items() if file.shows(column)]
         for line, key in enumerate(keys, lines + 1):
@@ -289,12 +280,20 @@ def _arrow_rows(source: LabelSource, pyarrow: Any, stream: BinaryIO, bounds: _Bo
             content = {column: value for column, value in values.items() if value is not None}
             large = next((column for column, value in content.items() if len(value) > VALUE_MAX), None)
             if large is not None:
-                raise label_error(file, line, f"the field {large!r} has more than {VALUE_MAX >> 20} MiB")
+                raise label_error(file, line, f"the field {shorten(large)} has more than {VALUE_MAX >> 20} MiB")
             if bounds.spend(content.values()):
                 text = f"the rows hold more than {WORK * _PACKED:,} times the bytes of the file"
                 raise label_error(file, line, text)
             yield key_of(file, line, name, key), line, content
         lines += len(keys)
+
+
+def _column_values(pyarrow: Any, batch: Any, name: str) -> list[Any]:
+    """Return the values of a column of a batch. Raises ValueError, which names it."""
+    try:
+        return _values_in(pyarrow, batch.column(name))
+    except (pyarrow.ArrowException, ValueError, OverflowError) as error:
+        raise ValueError(f"the column {shorten(name)}: {error}") from None
 
 
 def _values_in(pyarrow: Any, column: Any) -> list[Any]:
@@ -312,14 +311,7 @@ def _values_in(pyarrow: Any, column: Any) -> list[Any]:
 def _key_name(source: LabelSource, pyarrow: Any, schema: Any) -> str:
     """Return which column of a schema has the keys; `image.path` is a field in a column. Raises ViewError."""
     file, types = source.file, pyarrow.types
-    twice = next((name for name, count in Counter(schema.names).items() if count > 1), None)
-    if twice is not None or len(schema) > COLUMNS_MAX:
-        what = (
-            f"{len(schema):,} columns; the limit is {COLUMNS_MAX:,}"
-            if twice is None
-            else f"two columns {shorten(twice)}"
-        )
-        raise label_error(file, None, f"has {what}")
+    _refuse_columns(file, None, schema.names)
     fields = [(field.name, field.type) for field in schema]
     structs = [(name, kind) for name, kind in fields if types.is_struct(kind)]
     fields += [(f"{name}.{part.name}", part.type) for name, kind in structs for part in kind]
@@ -428,9 +420,8 @@ def _table_rows(source: LabelSource, db: sqlite3.Connection, bounds: _Bounds) ->
             if (content := value_of(file, line, column, value)) is not None
         }
         if bounds.spend(values.values()):
-            raise label_error(
-                file, line, f"the rows of {table!r} hold more than {WORK} times the bytes of the file"
-            )
+            text = f"the rows of {shorten(table)} hold more than {WORK} times the bytes of the file"
+            raise label_error(file, line, text)
         yield key_of(file, line, key, row[0]), line, values
 
 
@@ -445,40 +436,27 @@ def _stored_columns(source: LabelSource, db: sqlite3.Connection, table: str) -> 
     columns = [name for name, *_ in about if file.shows(name) and name != key]
     computed = next((name for name, *_, hidden in about if hidden == _VIRTUAL and name in (key, *columns)), None)
     if computed is not None:
-        raise label_error(
-            file,
-            None,
-            f"the column {computed!r} of {table!r} is computed by SQL in the file, and only stored columns are "
-            "read; declare it STORED",
-        )
+        where = f"the column {shorten(computed)} of {shorten(table)}"
+        text = "is computed by SQL in the file, and only stored columns are read; declare it STORED"
+        raise label_error(file, None, f"{where} {text}")
     return key, columns
 
 
 def _table(file: LabelFile, db: sqlite3.Connection) -> str:
     schema = db.execute("SELECT type, name, rootpage, sql FROM sqlite_master").fetchall()
-    tables = [
-        name
-        for type_, name, root, sql in schema
-        if type_ == "table" and root and _CREATES_TABLE.match(sql or "") and not name.startswith("sqlite_")
-    ]
-    if file.table is None and len(tables) == 1:
-        return str(tables[0])
-    if file.table in tables:
-        return str(file.table)
+    stored = [row for row in schema if row[0] == "table" and row[2] and _CREATES_TABLE.match(row[3] or "")]
+    tables = [str(name) for _, name, *_ in stored if not name.startswith("sqlite_")]
+    if file.table in tables or (file.table is None and len(tables) == 1):
+        return file.table or tables[0]
     computed = [name for type_, name, *_ in schema if type_ in ("table", "view") and name not in tables]
     if file.table in computed or (file.table is None and computed and not tables):
         name = file.table or computed[0]
-        raise label_error(
-            file,
-            None,
-            f"{name!r} is computed by SQL in the file, and wdsfs reads only stored tables; store it as a table: "
-            f"CREATE TABLE labels AS SELECT * FROM {_quoted(name)}",
-        )
+        text = "is computed by SQL in the file, and wdsfs reads only stored tables; store it as a table"
+        way_out = f"CREATE TABLE labels AS SELECT * FROM {_quoted(name[:_SHOWN])}"
+        raise label_error(file, None, f"{shorten(name)} {text}: {way_out}")
     what = "name one of its tables" if file.table is None else f"has no table {file.table!r}"
-    listed = ", ".join(tables[:NAMED]) or "none"
-    raise label_error(
-        file, None, f"{what}, as in {os.path.basename(os.fsdecode(file.path))}:TABLE; it has {listed}"
-    )
+    example = f"{os.path.basename(os.fsdecode(file.path))}:TABLE"
+    raise label_error(file, None, f"{what}, as in {example}; it has {columns_text(tables)}")
 
 
 def _quoted(name: str) -> str:
@@ -581,7 +559,6 @@ def _text_keys(source: LabelSource, read: Callable[[int], bytes]) -> Iterator[tu
     """
     file, block, lines, rest = source.file, read(KEY_MAX), 0, b""
     source.has_keys = block.startswith(b"\0")
-    _refuse_utf_16(file, block)
     block = block.removeprefix(b"\xef\xbb\xbf")
     parts = ((b"\0", block), (b"\n", block), (b"\r", block[:-1]))  # the last one may be half of a CRLF
     between = next((mark for mark, part in parts if mark in part), b"\n")

@@ -42,14 +42,14 @@ from wdsfs.tree.label_files import (
     LabelFiles,
     LabelSource,
     OpenFile,
-    Row,
     label_error,
+    shorten,
     text_of_files,
 )
 from wdsfs.tree.label_names import ADD, BEGIN, END, Uses, forms_of, rows_meant, sample_name, shared_row, uses_of
 from wdsfs.tree.label_rows import read_keys, read_rows
 
-FORMAT, LABELS, KEYS, NAMES = "5", "labels", "keys", "names"  # of tables in the cache, and their kinds
+FORMAT, LABELS, KEYS, NAMES = "6", "labels", "keys", "names"  # of tables in the cache, and their kinds
 NAMED, SHOWN = 3, 200  # keys of no sample that a message names, bytes of each
 _KEYS_MAX = 500  # keys in one query
 _BATCH = 10_000  # rows written at a time
@@ -209,7 +209,8 @@ def _fill_labels(files: LabelFiles, open_file: OpenFile, table: NewFile) -> tupl
         rows = 0
         for at, file in enumerate(files):
             source = LabelSource(file, open_file)
-            for batch in batches(read_rows(source)):
+            all_rows = read_rows(source)
+            while batch := list(itertools.islice(all_rows, _BATCH)):
                 is_key = source.has_keys
                 packed = [
                     (*sample_name(key, file.reading, is_key=is_key), line, at, _pack(file, line, row, numbers))
@@ -230,12 +231,6 @@ def _fill_labels(files: LabelFiles, open_file: OpenFile, table: NewFile) -> tupl
     return LABELS, os.fstat(table.fd).st_size
 
 
-def batches(rows: Iterator[Row]) -> Iterator[list[Row]]:
-    """Yield the rows in lists."""
-    while batch := list(itertools.islice(rows, _BATCH)):
-        yield batch
-
-
 def _pack(file: LabelFile, line: int, values: dict[str, bytes], numbers: dict[str, int]) -> bytes:
     """Pack the values of a row; each column gets a number when it is first seen."""
     parts = []
@@ -244,7 +239,8 @@ def _pack(file: LabelFile, line: int, values: dict[str, bytes], numbers: dict[st
         if number is None:
             _check_name(file, line, column)
             if len(numbers) >= COLUMNS_MAX:
-                raise label_error(file, line, f"too many fields, at {column!r}: the limit is {COLUMNS_MAX:,}")
+                text = f"too many fields, at {shorten(column)}: the limit is {COLUMNS_MAX:,}"
+                raise label_error(file, line, text)
             number = numbers[column] = len(numbers)
         parts += [_VALUE.pack(number, len(value)), value]
     return b"".join(parts)
@@ -256,9 +252,7 @@ def _check_name(file: LabelFile, line: int, column: str) -> None:
     except UnicodeEncodeError:
         fits = False
     if not fits or "/" in column or "\0" in column or column in (".", ".."):
-        why = "has no name, as the index that pandas writes (to_csv(index=False) leaves it out)"
-        why = "cannot be the name of a file; rename it" if column else why
-        raise label_error(file, line, f"the column {column!r} {why}")
+        raise label_error(file, line, f"the column {shorten(column)} cannot be the name of a file; rename it")
 
 
 # -- lists of keys ---------------------------------------------------------------------------------------------
