@@ -169,6 +169,7 @@ def test_a_filter(asked: tuple[TableOfSet, Snapshot], query: str, passes: Callab
         ("order=x", "No sample has a column x"),
         ("column=json.n&is=>&value=x", "x: is no number; json.n has numbers"),
         ("column=json.n&is=<&value=nan", "nan: is no number"),
+        ("column=cls&is==&value=x", "x: is no number, and no name of a class; cls has numbers"),
         ("column=json.n&is=range&value=3", "3: is no range; type FIRST..END"),
         ("column=json.A&is==&value=3", "3: json.A is true or false"),
         ("column=json.n&is=LIKE&value=3", "LIKE: is no operator"),

@@ -523,7 +523,8 @@ def _operand(column: Column, text: str) -> Any:
         return text.lower() == "true"
     number = _number(text)
     if number is None:
-        raise UsageError(f"{text or 'nothing'}: is no number; {column.name} has numbers")
+        what = "no number, and no name of a class" if column.kind == "class" else "no number"
+        raise UsageError(f"{text or 'nothing'}: is {what}; {column.name} has numbers")
     return number
 
 

@@ -26,6 +26,7 @@ from wdsfs.tree.view_content import FIELD, SHARD, VALUES
 SHIFT = 40  # bits of the number in an address while a record is made; a stored one has as few as possible
 COLUMNS_NAMED = 20  # columns that a message names
 MISSING_WAY_OUT = "--missing skip leaves such samples out, --missing empty shows them without"
+MISSING_COLUMN_WAY_OUT = "--missing skip leaves such samples out, --missing empty shows an empty file"
 TWICE_WAY_OUT = "--duplicates skip leaves such samples out, --duplicates empty shows them without"
 # Of what is added from elsewhere. Samples keep the columns that they have in the shards.
 AS_THEY_ARE = "--missing skip leaves such samples out, --missing empty keeps them as they are"

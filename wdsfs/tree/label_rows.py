@@ -113,7 +113,8 @@ def read_csv(source: LabelSource) -> Iterator[Row]:
                 }
                 yield os.fsencode(fields[key]), lines.line_num, shown
         except csv.Error as error:
-            raise label_error(file, lines.line_num, str(error)) from None
+            text = str(error).replace("unexpected end of data", "a quote is not closed until the end of the file")
+            raise label_error(file, lines.line_num, text) from None
         finally:
             csv.field_size_limit(before)
 

@@ -40,7 +40,7 @@ from wdsfs.tree.companions import MISSING, TWICE, JoinedSet
 from wdsfs.tree.composition import EMPTY, Column, Composition, Field
 from wdsfs.tree.draft import (
     AS_THEY_ARE,
-    MISSING_WAY_OUT,
+    MISSING_COLUMN_WAY_OUT,
     SHIFT,
     TWICE_AS_THEY_ARE,
     TWICE_WAY_OUT,
@@ -416,9 +416,9 @@ def select(draft: Draft) -> None:
         chosen.append((fresh, shown[rows.extension[fresh]]))
         missing = np.setdiff1d(np.arange(count), entries, assume_unique=True)
         text = f"has no column {text_of(b';'.join(column.alternatives))!r}"
-        way_out = MISSING_WAY_OUT
+        way_out = MISSING_COLUMN_WAY_OUT
         if not len(entries):  # no sample has it: it may have another name
-            way_out = f"{_columns_hint(draft, column.alternatives)}; {MISSING_WAY_OUT}"
+            way_out = f"{_columns_hint(draft, column.alternatives)}; {MISSING_COLUMN_WAY_OUT}"
             if any(b"," in extension for extension in column.alternatives):
                 way_out = f"between columns to choose from is a semicolon: --columns 'jpg;png'; {way_out}"
         is_kept &= draft.judged(draft.options.missing, missing, text, way_out)
