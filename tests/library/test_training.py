@@ -1,0 +1,72 @@
+"""Training over `wdsfs.Shuffle`: stopped and resumed by torchrun, and over shards that are replaced."""
+
+from __future__ import annotations
+
+import collections
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import wdsfs
+from tests.conftest import ROOT, Program
+from tests.library.conftest import expected, shard
+from tests.peers import LONG_PATIENCE, SCRIPTS, TOOLS, environment_of, need_tool
+
+
+@pytest.mark.parametrize(("stateful", "start"), [(False, "spawn"), (True, "fork")])
+def test_an_epoch_goes_on_with_other_ranks(program: Program, stateful: bool, start: str) -> None:
+    """Two processes, then three: in all they have each sample once, but for one that fills a batch up."""
+    need_tool("torchdata")
+    for number in range(3):
+        (program.home / f"t-{number}.tar").write_bytes(shard(number, 17))
+    epochs: dict[int, list[str]] = collections.defaultdict(list)
+    for run, (ranks, stop) in enumerate([(2, 3), (3, 0)]):
+        job = {"run": run, "shards": "t-{0..2}.tar", "stateful": stateful, "start": start, "stop": stop}
+        torchrun = [
+            str(TOOLS / "bin/python"),
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            f"--nproc-per-node={ranks}",
+        ]
+        done = subprocess.run(
+            [*torchrun, str(SCRIPTS / "trained.py"), json.dumps(job)],
+            cwd=program.home,
+            env={**environment_of(program), "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            timeout=LONG_PATIENCE,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        for rank in range(ranks):
+            for epoch, keys in enumerate(json.loads((program.home / f"{run}-{rank}.keys").read_text())):
+                epochs[epoch] += keys
+                assert stop == 0 or len(keys) == stop * 3
+    everything = {f"d{at % 2}/k{number}-{at}" for number in range(3) for at in range(17)}
+    for keys in epochs.values():
+        assert set(keys) == everything
+        assert len(keys) < len(everything) + 3
+    assert epochs[0] != epochs[1]
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_shards_that_are_replaced_in_an_epoch(shards: str, tmp_path: Path, in_place: bool) -> None:
+    """Every sample is that of the set that was opened, or its shard is refused."""
+    samples, refused = expected(), set()
+    with wdsfs.samples(shards) as train:
+        for step, numbers in enumerate(wdsfs.Shuffle(train, seed=2, batch_size=1)):
+            if step == 4:
+                path = tmp_path / "t-1.tar"
+                content = path.read_bytes().replace(b"1:", b"7:")
+                place = path if in_place else tmp_path / "another"
+                place.write_bytes(content)
+                os.replace(place, path)
+            try:
+                assert train[numbers] == [samples[numbers[0]]]
+            except wdsfs.StaleShard:
+                refused.add((step >= 4, samples[numbers[0]]["__shard__"]))
+    assert refused == {(True, "t-1")}
