@@ -196,7 +196,7 @@ ERRNOS = {
     name: number
     for number, names in {
         errno.EIO: (
-            "CacheFull CommitError CorruptShard EntryError ExecutorUnusable ExportError ImageError "
+            "CacheFull CommitError CorruptShard DecodeError EntryError ExecutorUnusable ExportError ImageError "
             "IndexUnusable MissingObject MissingShard MountError NoRanges NotATar ObjectExists "
             "OverlayUnusable ShardError Unreachable UnreadableShard ViewError"
         ),

@@ -99,4 +99,4 @@ def test_a_mount_says_that_dots_in_names_cut_keys(program: Program) -> None:
         with program.mounted(option, "a.tar") as mounted:
             assert mounted.output == ""
     with program.mounted("a.tar") as mounted:
-        assert mounted.output.endswith(f"wdsfs check {path} says more\n")
+        assert mounted.output.endswith(f"--key-ends last-dot; wdsfs check {path} says more\n")

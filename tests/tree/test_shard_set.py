@@ -181,9 +181,11 @@ def test_what_comes_next_is_read_ahead_for_those_who_take_all_of_it(
 ) -> None:
     asked: list[int] = []
     monkeypatch.setattr(os, "posix_fadvise", lambda fd, offset, length, advice: asked.append(offset))
-    file = open_shards.ShardFile(0, 0, b"s.tar", GONE, 0)
-    for number in range(1000):
-        file.look_ahead(number * stride, number * stride + size)
+    with tempfile.TemporaryFile() as shard:
+        os.truncate(shard.fileno(), 1000 * stride + 2 * open_shards.READ_AHEAD)
+        file = open_shards.ShardFile(shard.fileno(), shard.fileno(), b"s.tar", GONE, 0)
+        for number in range(1000):
+            file.look_ahead(number * stride, number * stride + size)
     assert bool(asked) == ahead
     assert len(asked) == len(set(asked))
     if ahead:
