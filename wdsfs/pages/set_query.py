@@ -228,12 +228,12 @@ class TableOfSet:
 
     def histograms(self, now: Snapshot, filter_: Filter) -> list[Histogram]:
         """Return histograms of classes, numbers, sizes, and texts with few values, for the samples that pass."""
-        histograms: list[Histogram] = self._cached(
-            ("histograms", filter_, now.version), lambda: self._histograms(now, filter_)
-        )
+        passing, unordered = len(self.result(now, filter_)), filter_.ordered("")
+        key = ("histograms", unordered, now.version)
+        histograms: list[Histogram] = self._cached(key, lambda: self._histograms(now, unordered, passing))
         return histograms
 
-    def _histograms(self, now: Snapshot, filter_: Filter) -> list[Histogram]:
+    def _histograms(self, now: Snapshot, filter_: Filter, passing: int) -> list[Histogram]:
         kinds: dict[str, list[Column]] = {kind: [] for kind in ("class", "number", "size", "truth", "text")}
         for column in self.columns():
             kinds[column.kind].append(column)
@@ -251,7 +251,6 @@ class TableOfSet:
         chosen = chosen[:HISTOGRAMS_MAX]
         if not chosen:
             return []
-        passing = len(self.result(now, filter_))
         with self._asking(now, filter_, chosen) as ask:
             if filter_ and passing * len(chosen) <= COPIED_MAX:  # so that the filter is asked once
                 fields = ", ".join(column.field for column in chosen)

@@ -49,7 +49,7 @@ QUICK, SLOW = 8, 12  # threads that read the index, and threads that wait for by
 # Decoders whose files come first on the page of a sample.
 SEEN = ("picture", "video", "audio", "array", "arrays")
 
-LIST_SECONDS = 20.0  # that a list waits for the table
+LIST_SECONDS = 10.0  # that a list waits for the table
 FINDINGS_MAX = 500  # findings that the page of problems lists
 SAMPLE_KINDS = ("split sample", "sample count")  # kinds of findings beside damage, which shards are listed with
 BYTES = ("/preview/", "/thumb/", "/snippet/")  # which read one file, and may wait for a slow shard

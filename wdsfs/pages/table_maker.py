@@ -28,13 +28,10 @@ from pyarrow import compute
 from wdsfs.door.urls import is_remote
 from wdsfs.errors import ShardError, StaleShard, counted
 from wdsfs.index.record import Record
-from wdsfs.inodes import MEMBER, position
 from wdsfs.pages.shown_set import Snapshot, Subject
 from wdsfs.tree.sample_reader import SampleReader
 from wdsfs.tree.set_table import ShardValues, left_of
-from wdsfs.tree.shown_names import ShownNames
 from wdsfs.tree.table_rows import SIZE, Left, ShardMembers, common_type, keys_of
-from wdsfs.tree.tree import View
 
 log = logging.getLogger("wdsfs")
 
@@ -100,20 +97,6 @@ class _Turns:
 
     def __exit__(self, *error: Any) -> None:
         self._lock.__exit__(*error)
-
-
-class _KnownValues(ShardValues):
-    """Values of shards whose keys in the cache were made before, under the lock of the set."""
-
-    keys: dict[int, str]
-
-    def key(self, shard: int) -> str:
-        """Return the key of a shard."""
-        return self.keys[shard]
-
-    def key_now(self, shard: int) -> str:
-        """Return the present key of a shard. Raises ShardErrors."""
-        return super().key(shard)
 
 
 class TableMaker:
@@ -239,10 +222,9 @@ class TableMaker:
         with snapshots.asking():  # before the keys are made, which are those of the snapshot or raise StaleShard
             turns = _Turns(snapshots.lock, self._check)
             reader = SampleReader(now.lower, turns, in_classes=snapshots.in_classes, skip_unreadable=True)
-        values = _KnownValues(now.lower, self._subject.composition, reader)
-        values.keys = {}
+        values = ShardValues(now.lower, self._subject.composition, reader)
         for shard in self._shards(now):
-            values.keys[shard] = now.record(shard, lambda _, shard=shard: values.key_now(shard))  # type: ignore[misc]
+            values.keys[shard] = now.record(shard, lambda _, shard=shard: values.key(shard))  # type: ignore[misc]
             number = self._numbers.get(values.keys[shard])
             if number is None:
                 number = self._numbers[values.keys[shard]] = next(self._next)
@@ -290,12 +272,7 @@ class TableMaker:
 
         def ask(record: Record) -> tuple[Any, dict[str, Any]]:
             """Return the keys, and the folders and sizes by the names of columns."""
-            shown = ShownNames(View())
-
-            def name_of(member: int) -> str:
-                return shown.shown(record, position(MEMBER, member)).decode("utf-8", "backslashreplace")
-
-            sizes = ShardMembers(record, entries, name_of).sizes()
+            sizes = ShardMembers(record, entries).sizes()
             columns = {SIZE + name: column for name, column in sizes.items()}
             return keys_of(record, entries), columns | _folders(record, entries)
 
@@ -305,7 +282,7 @@ class TableMaker:
         return fixed | self._named(sizes)
 
     def _with_values(
-        self, rows: dict[str, Any], values: _KnownValues, shard: int, number: int, now: Snapshot
+        self, rows: dict[str, Any], values: ShardValues, shard: int, number: int, now: Snapshot
     ) -> dict[str, Any]:
         """Return rows with the values of their shard, which is not read if that would need the network."""
         try:

@@ -24,7 +24,6 @@ from wdsfs.cache import file_cache
 from wdsfs.cache.file_cache import NewFile
 from wdsfs.errors import ShardError, StaleShard, UnreadableShard
 from wdsfs.index import process_pool
-from wdsfs.inodes import MEMBER, position
 from wdsfs.spec.spec_words import anchored_options
 from wdsfs.tree.composition import Composition
 from wdsfs.tree.indexing import indexed
@@ -33,7 +32,6 @@ from wdsfs.tree.opening import open_known_set
 from wdsfs.tree.sample_reader import SampleReader
 from wdsfs.tree.set_options import Opening
 from wdsfs.tree.shard_set import ShardSet
-from wdsfs.tree.shown_names import ShownNames
 from wdsfs.tree.table_rows import (
     KEY,
     NUMBER,
@@ -46,7 +44,6 @@ from wdsfs.tree.table_rows import (
     kinds_of,
     values_of,
 )
-from wdsfs.tree.tree import View
 
 FORMAT, KIND = "4", "rows"  # of values in the cache
 _LEFT = b"left"  # in the metadata of such a file: a `Left`
@@ -59,6 +56,7 @@ class ShardValues:
 
     def __init__(self, lower: ShardSet, composition: Composition, reader: SampleReader) -> None:
         self._lower, self._composition, self._reader = lower, composition, reader
+        self.keys: dict[int, str] = {}  # of shards, if they were made before
 
     def table(self, shard: int) -> Any:
         """Return the values of a shard as a table of Arrow. Raises ShardErrors."""
@@ -81,6 +79,8 @@ class ShardValues:
 
     def key(self, shard: int) -> str:
         """Return the key of values in the cache: another one for other bytes or options. Raises ShardErrors."""
+        if shard in self.keys:
+            return self.keys[shard]
         digest = self._lower.record(shard).digest().hex()
         path = self._lower.shards[shard].path
         about = FORMAT, path, *self._lower.fingerprint(shard), digest, self._composition.text
@@ -136,7 +136,6 @@ class SetTable:
     ) -> None:
         self._lower, self._composition, self._opening = lower, composition, opening
         self._with_values = with_values
-        self._shown = ShownNames(View())
         self._reader = SampleReader(lower, nullcontext())
         self._values = ShardValues(lower, composition, self._reader)
         if with_values:
@@ -201,12 +200,7 @@ class SetTable:
         )
 
     def _members(self, shard: int, entries: Any) -> ShardMembers:
-        record = indexed(self._lower.record, shard)
-
-        def name_of(member: int) -> str:
-            return self._shown.shown(record, position(MEMBER, member)).decode("utf-8", "backslashreplace")
-
-        return ShardMembers(record, entries, name_of)
+        return ShardMembers(indexed(self._lower.record, shard), entries)
 
     def _read_missing(self) -> None:
         """Read the values of all shards that are not in the cache, by several processes. Raises ShardErrors."""

@@ -21,11 +21,14 @@ from numpy.typing import NDArray
 
 from wdsfs.errors import CorruptShard, ShardError
 from wdsfs.index.record import BY_EXTENSION, Record
+from wdsfs.inodes import MEMBER, position
 from wdsfs.tree import json_fields
 from wdsfs.tree.composition import Composition
 from wdsfs.tree.sample_decoder import INTEGER, JSON, KINDS, PICTURES, TEXT
 from wdsfs.tree.sample_reader import SampleReader
+from wdsfs.tree.shown_names import ShownNames
 from wdsfs.tree.texts import Texts
+from wdsfs.tree.tree import View
 from wdsfs.tree.view_content import FIELD, VALUES
 
 KEY, SHARD, NUMBER = "__key__", "__shard__", "__number__"
@@ -127,40 +130,37 @@ def keys_of(record: Record, entries: Ints) -> Any:
 
 
 class ShardMembers:
-    """The members of the samples of a shard, as columns: the row of each, its number, and that of its column.
+    """The members of the samples of a shard, as columns: the row of each, its number, and that of its column."""
 
-    `name_of` returns the name of the column of a member, which only further members with one extension have alone.
-    """
-
-    def __init__(self, record: Record, entries: Ints, name_of: Callable[[int], str]) -> None:
-        self._record, self._count = record, len(entries)
+    def __init__(self, record: Record, entries: Ints) -> None:
+        self._record, self._count, self._shown = record, len(entries), ShownNames(View())
         firsts = record.array("entry.member").astype(np.int64)
         begin, counts = firsts[entries], firsts[entries + 1] - firsts[entries]
         self._rows = np.repeat(np.arange(len(entries)), counts)
         self._members = np.arange(len(self._rows)) + np.repeat(begin - (np.cumsum(counts) - counts), counts)
         self.names: dict[str, int] = {}  # of at most COLUMNS_MAX columns, each with its number
-        self._columns = self._columns_of(record.array("member.ext")[self._members], name_of)
+        self._columns = self._columns_of(record.array("member.ext")[self._members])
 
-    def _columns_of(self, extensions: NDArray[Any], name_of: Callable[[int], str]) -> Ints:
+    def _columns_of(self, extensions: NDArray[Any]) -> Ints:
         """Return the column of each member, -1 for one beyond COLUMNS_MAX."""
         used = np.flatnonzero(np.bincount(extensions))
         firsts = np.zeros(len(used) and used[-1] + 1, np.int64)
         firsts[extensions[::-1]] = np.arange(len(extensions))[::-1]
         column_of = np.full(len(firsts), -1)
         for extension in used.tolist()[:COLUMNS_MAX]:
-            column_of[extension] = self._column(name_of(int(self._members[firsts[extension]])))
+            column_of[extension] = self._column_of(int(self._members[firsts[extension]]))
         columns: Ints = column_of[extensions]
         if self._record.aliases[BY_EXTENSION] is not None:
             for at in np.flatnonzero(_repeated(self._rows, extensions)).tolist():
-                columns[at] = self._column(name_of(int(self._members[at])))
+                columns[at] = self._column_of(int(self._members[at]))
         return columns
 
-    def _column(self, name: str) -> int:
-        return (
-            self.names.setdefault(name, len(self.names))
-            if len(self.names) < COLUMNS_MAX
-            else self.names.get(name, -1)
-        )
+    def _column_of(self, member: int) -> int:
+        """Return the number of the column of a member, which only further ones with its extension have alone."""
+        name = self._shown.shown(self._record, position(MEMBER, member)).decode("utf-8", "backslashreplace")
+        if len(self.names) < COLUMNS_MAX:
+            return self.names.setdefault(name, len(self.names))
+        return self.names.get(name, -1)
 
     def sizes(self) -> dict[str, Any]:
         """Return the sizes (bytes) of each column, null where a sample has none."""
