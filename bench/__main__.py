@@ -5,6 +5,7 @@ python -m bench --tiny                                       everything with lit
 python -m bench --only first-read --systems wdsfs,squashfuse_ll
 python -m bench --only memory,mount-time --large
 python -m bench --only kernel                                what the kernel serves, against FUSE and the disk
+python -m bench --only node                                  many cores and a GPU (install torch with CUDA before)
 python -m bench --only in-order                              passes in order, local and remote
 python -m bench --base ../before/.venv/bin/wdsfs             against another build of wdsfs, in turn
 python -m bench --from bench/results/2026-01-31.json

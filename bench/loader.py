@@ -1,22 +1,30 @@
 """Two epochs of an image loader, in a process of its own; prints what it took as JSON.
 
-    python -m bench.loader files DIRECTORY         an ordinary data set of files, a folder for each class
-    python -m bench.loader webdataset SHARD ...    the webdataset library's own pipeline over the shards
+    python -m bench.loader [--train] files DIRECTORY         an ordinary data set of files, a folder for each class
+    python -m bench.loader [--train] webdataset SHARD ...    the webdataset library's own pipeline over the shards
+    python -m bench.loader [--train] WAY SHARD ...           one of WAYS: of wdsfs, wids and mosaic, and no loader
 
-Both decode the same JPEGs with Pillow in four worker processes and put the same batches together, in random order.
-The modules that this needs are optional, so they are imported by name.
+All decode the same JPEGs with Pillow in four worker processes and put the same batches together, in random order.
+With --train there are as many workers as cores (16 at most), and a network learns from each batch, on the GPU if
+there is one. The modules that this needs are optional, so they are imported by name.
 """
 
 from __future__ import annotations
 
 import importlib
+import io
+import itertools
 import json
 import os
 import sys
 import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
-BATCH, WORKERS = 32, 4
+BATCH = 32
+TRAINS = "--train" in sys.argv
+WORKERS = min(os.cpu_count() or 1, 16) if TRAINS else 4
 EXTENSIONS = (".jpg", ".jpeg", ".png")
 
 torch: Any = importlib.import_module("torch")
@@ -74,17 +82,113 @@ def over_shards(shards: list[str]) -> Any:
     return webdataset.WebLoader(data, batch_size=None, num_workers=WORKERS)
 
 
+class Pictures:
+    """The images and classes of samples, whose columns are bytes (wdsfs, mosaic) or streams (wids)."""
+
+    def __init__(self, samples: Any) -> None:
+        self.samples = samples
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, number: int) -> tuple[Any, int, int]:
+        sample = self.samples[number]
+        jpg, label = (sample.get(name) or sample[f".{name}"].read() for name in ("jpg", "cls"))
+        return from_sample((image.open(io.BytesIO(jpg)).convert("RGB"), label))
+
+
+def over_samples(shards: list[str]) -> Any:
+    samples = importlib.import_module("wdsfs").samples(shards)
+    return torch.utils.data.DataLoader(Pictures(samples), BATCH, num_workers=WORKERS, shuffle=True)
+
+
+def over_shuffle(shards: list[str]) -> Any:
+    wdsfs = importlib.import_module("wdsfs")
+    samples = wdsfs.samples(shards)
+    order = wdsfs.Shuffle(samples, batch_size=BATCH)
+    return torch.utils.data.DataLoader(Pictures(samples), batch_sampler=order, num_workers=WORKERS)
+
+
+def over_wids(shards: list[str]) -> Any:
+    index = str(Path(shards[0]).parent / "index.json")
+    samples = importlib.import_module("wids").ShardListDataset(index, keep=True, transformations=[])
+    return torch.utils.data.DataLoader(Pictures(samples), BATCH, num_workers=WORKERS, shuffle=True)
+
+
+def over_mosaic(shards: list[str]) -> Any:
+    streaming = importlib.import_module("streaming")
+    place = Path(shards[0]).parent / "mosaic"
+    if not place.exists():
+        with streaming.MDSWriter(out=str(place), columns={"jpg": "bytes", "cls": "bytes"}) as writer:
+            for sample in importlib.import_module("wdsfs").samples(shards):
+                writer.write({name: sample[name] for name in ("jpg", "cls")})
+    samples = streaming.StreamingDataset(local=str(place), shuffle=True, batch_size=BATCH)
+
+    class Streamed(torch.utils.data.IterableDataset):  # type: ignore[misc]  # torch is optional
+        def __iter__(self) -> Iterator[tuple[Any, int, int]]:
+            return (Pictures([sample])[0] for sample in samples)
+
+    return torch.utils.data.DataLoader(Streamed(), BATCH, num_workers=WORKERS)
+
+
+class Nothing:
+    """The first batch of the samples, as often as there are batches: what the network takes without a loader."""
+
+    def __init__(self, shards: list[str]) -> None:
+        samples = importlib.import_module("wdsfs").samples(shards)
+        self.count, pictures = len(samples), Pictures(samples)
+        self.batch = torch.utils.data.default_collate(
+            [pictures[number] for number in range(min(BATCH, self.count))]
+        )
+
+    def __iter__(self) -> Iterator[Any]:
+        for left in range(self.count, 0, -BATCH):
+            yield [part[:left] for part in self.batch]
+
+
+WAYS: dict[str, Callable[[list[str]], Any]] = {
+    "no loader": Nothing,
+    "samples": over_samples,
+    "Shuffle": over_shuffle,
+    "wids": over_wids,
+    "webdataset": over_shards,
+    "mosaic": over_mosaic,
+}
+
+
+def training() -> Callable[[Any, Any], None]:
+    """Make a network of convolutions; the function that has it learn from a batch."""
+    nn, device = torch.nn, "cuda" if torch.cuda.is_available() else "cpu"
+    sizes = [3, 64, 128, 256, 512] if device == "cuda" else [3, 8, 16]
+    layers = [(nn.Conv2d(a, b, 5, 2), nn.BatchNorm2d(b), nn.ReLU()) for a, b in itertools.pairwise(sizes)]
+    head = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(sizes[-1], 1000))
+    network = nn.Sequential(*itertools.chain(*layers), *head).to(device)
+    optimizer = torch.optim.SGD(network.parameters(), 0.01)
+
+    def learn(pictures: Any, labels: Any) -> None:
+        loss = nn.functional.cross_entropy(network(pictures.to(device)), labels.to(device))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    return learn
+
+
 def main() -> None:
-    kind, *places = sys.argv[1:]
+    kind, *places = (word for word in sys.argv[1:] if word != "--train")
     torch.set_num_threads(1)
-    batches = over_files(places[0]) if kind == "files" else over_shards(places)
+    learn = training() if TRAINS else lambda pictures, labels: None
+    batches = over_files(places[0]) if kind == "files" else WAYS[kind](places)
     seconds, counts, sums = [], [], []
     for _ in range(2):
         since = time.perf_counter()
         count = pixels = 0
-        for pictures, _labels, numbers in batches:
+        for pictures, labels, numbers in batches:
+            learn(pictures, labels)
             count += len(pictures)
             pixels += int(sum(int(number) for number in numbers))
+        if TRAINS and torch.cuda.is_available():
+            torch.cuda.synchronize()
         seconds.append(time.perf_counter() - since)
         counts.append(count)
         sums.append(pixels)

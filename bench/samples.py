@@ -42,11 +42,7 @@ Sample = tuple[bytes, ...]
 def library(bench: Bench) -> None:
     """Every way in turn. Whatever was read is compared."""
     data = bench.sets.get("pairs")
-    described = [
-        {"url": str(path), "nsamples": len(data.members()) // len(data.shards) // 2} for path in data.paths
-    ]
-    index = {"wids_version": 1, "name": "bench", "shardlist": described}
-    (data.directory / "index.json").write_text(json.dumps(index))
+    write_index(data)
     ways = ["limit", "wdsfs"]
     for way, module in MODULES.items():
         if importlib.util.find_spec(module) is None:
@@ -63,6 +59,13 @@ def library(bench: Bench) -> None:
             for _, system in bench.turns([system for system in able if system.name == name], 1):
                 with bench.attempt_at(way), bench.mounted(system, data) as view:
                     _measure(bench, way, data, str(view.root))
+
+
+def write_index(data: Set) -> None:
+    """Write what wids needs, `index.json`. Samples have two columns."""
+    shards = [{"url": str(shard.path), "nsamples": len(shard.members) // 2} for shard in data.shards]
+    index = {"wids_version": 1, "name": "bench", "shardlist": shards}
+    (data.directory / "index.json").write_text(json.dumps(index))
 
 
 def _measure(bench: Bench, way: str, data: Set, *top: str) -> None:

@@ -29,7 +29,7 @@ from bench.data import BLOCK, LARGE_MEMORY_SAMPLES, Member, Set, Shard
 from bench.remote import remote, remote_training
 from bench.report import Case
 from bench.run import Bench, empty
-from bench.samples import library
+from bench.samples import library, write_index
 from bench.systems import (
     Broken,
     Ratarmount,
@@ -550,11 +550,43 @@ def loader(bench: Bench) -> None:
         bench.results.failed(bench.workload, "all", "the sums of all pixels differ between the systems")
 
 
-def _epochs(bench: Bench, name: str, data: Set, kind: str, places: list[str]) -> int:
+def node(bench: Bench) -> None:
+    """For a machine with many cores and a GPU: reads by 1, 4 and 16 processes, and training by each way."""
+    modules = {"wids": "wids", "webdataset": "webdataset", "mosaic": "streaming"}
+    needed = {name: name for name in ("torch", "PIL", "sklearn")}
+    missing = {way for way, name in (needed | modules).items() if importlib.util.find_spec(name) is None}
+    for way in missing:
+        bench.results.absent(way, "no Python module of this")
+    if missing & {*needed}:
+        return
+    data = bench.sets.get("images")
+    write_index(data)
+    able = bench.taking(data, among=[name for name in LOADERS[:3] if name in bench.systems])
+    for _, system in bench.turns(able):
+        with bench.attempt(system), bench.mounted(system, data) as view:
+            files = view.files(data)
+            for readers in (1, 4, 16):
+                with bench.clients(
+                    *([clients.ReadFiles(own)] for own in clients.shares(files * 4, readers))
+                ) as all_:
+                    measured = all_.go()
+                bench.add(f"{readers} readers", "MB/s", system.name, measured.bytes / measured.seconds / 1e6)
+    for _ in range(bench.repetitions):
+        for way in [way for way in ("no loader", "samples", "Shuffle", *modules) if way not in missing]:
+            with bench.attempt_at(way):
+                cache.warm(data.paths)
+                _epochs(bench, way, data, way, list(map(str, data.paths)), "--train")
+        for _, system in bench.turns(able, 1):
+            with bench.attempt(system), bench.mounted(system, data) as view:
+                _epochs(bench, system.name, data, "files", [str(view.root)], "--train")
+
+
+def _epochs(bench: Bench, name: str, data: Set, kind: str, places: list[str], *options: str) -> int:
     """Two epochs; returns the sum of all pixels. Raises Broken."""
-    here = os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent)}
-    out = run(sys.executable, "-m", "bench.loader", kind, *places, limit=bench.limit, env=here)
-    report = json.loads(out)
+    index = str(data.directory.parent / "loader-index")
+    here = os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent), "WDSFS_INDEX_DIR": index}
+    out = run(sys.executable, "-m", "bench.loader", *options, kind, *places, limit=bench.limit, env=here)
+    report = json.loads(out.splitlines()[-1])  # peers print, too
     images = data.count // 2
     if report["images"] != [images, images]:
         raise Broken(f"the loader has seen {report['images']} images, there are {images}")
@@ -580,6 +612,7 @@ WORKLOADS: dict[str, tuple[str, Callable[[Bench], None]]] = {
     "commit": ("commit", commit),
     "loader": ("training loader", loader),
     "library": ("samples from Python", library),
+    "node": ("training on a node", node),
     "table": ("tables", table),
     "remote": ("remote shards", remote),
     "remote-training": ("remote shards", remote_training),
