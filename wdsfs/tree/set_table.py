@@ -172,7 +172,7 @@ class SetTable:
         if values is not None:
             columns |= dict(zip(values.column_names, values.columns, strict=True))
         arrays = [
-            _as_type(columns[field.name], field.type)
+            as_type(columns[field.name], field.type)
             if field.name in columns
             else pa.nulls(len(entries), field.type)
             for field in self.schema
@@ -263,7 +263,7 @@ def _anchored(composition: Composition) -> Composition:
     return replace(composition, **anchored_options({name: getattr(composition, name) for name in names}))
 
 
-def _as_type(array: Any, kind: Any) -> Any:
+def as_type(array: Any, kind: Any) -> Any:
     """Return a column of a shard as the set has it; beside fractions whole numbers of 54 bits are rounded."""
     if array.type == kind:
         return array
