@@ -242,13 +242,13 @@ def test_splits_are_no_classes(tmp_path: Path, tables: Files) -> None:
             plan_of(tree, layout=layout)
     if tables:
         return
-    with pytest.raises(CommitError, match=r"occurs twice, in .*: pack each by itself.*--class-names"):
+    with pytest.raises(CommitError, match=r"occurs twice, in .*: \{split\} in --output packs"):
         plan_of(tree / "train", tree / "Val", layout="classes")
     (tree / "Val/cat/1.jpg").rename(tree / "Val/cat/4.jpg")
     (tree / "Val/cat/2.jpg").unlink()
     (tree / "Val/dog/1.jpg").unlink()
     (remark,) = plan_of(tree / "train", tree / "Val", layout="classes").remarks
-    assert "train, Val become one set" in remark
+    assert "train, Val become one set: {split} in --output" in remark
 
 
 @pytest.mark.parametrize(
@@ -283,6 +283,17 @@ def test_folders_are_splits(tmp_path: Path, change: Files, options: dict[str, An
             b"Val/eel/1.cls": b"2",
         }
         assert left_behind(tmp_path) == ["Val-0.tar", "classes.txt", "train-0.tar"]
+
+
+def test_folders_that_are_named_are_splits(tmp_path: Path) -> None:
+    """As if the folder above them were named; the new shards may lie beside them."""
+    files = {**in_parts("train"), "train/note.log": b"", "train/t.csv": b"file_name,txt\ndog/1.jpg,A dog\n"}
+    tree = write(tmp_path / "tree", {**files, "Val/dog/1.jpg": b"", "Val/eel/1.jpg": b"", "other/1.jpg": b""})
+    options: dict[str, Any] = {"output": "splits/{split}-%d.tar", "tables": (str(tree / "train/t.csv"),)}
+    shards = pack(tree / "train", tree / "Val", **options, walk=WalkRules(exclude=("*.log",)))
+    assert {name for name, content in members(*shards) if content == b"A dog"} == {b"train/dog/1.txt"}
+    assert shards == pack(tree, **options, walk=WalkRules(exclude=("*.log", "other", "splits")))
+    assert (tree / "splits/classes.txt").read_bytes() == b"cat\ndog\neel\n"
 
 
 def test_folders_in_splits_that_are_hardly_classes(tmp_path: Path) -> None:

@@ -390,6 +390,8 @@ def test_an_option_without_a_file_is_refused(program: Program, command: str) -> 
     last = {"mount": [program.mountpoint], "cat": ["s0/a/txt"], "export": ["-o", "x"]}.get(command, [])
     last = ["-o", "out.tar"] if command in ("image", "pack") else last
     assert "--keys '': name the file" in program.refused(command, "--keys", "", "s0.tar", *last, code=2)
+    refusal = program.refused(command, "--keys", "a", "--keys", "b", "s0.tar", *last, code=2)
+    assert "one --keys takes several files, as in --keys '{a.txt,b.txt}'" in refusal
     if command == "pack":
         assert "--order '': name the file" in program.refused(command, "--order", "", "s0.tar", *last, code=2)
 

@@ -133,6 +133,7 @@ packed_options = gather_options(
         "order": click.option(
             "--order",
             metavar="FILE[:COLUMN]",
+            multiple=True,
             callback=list_file,
             shell_complete=offer_paths,
             help="The samples in the order of the keys in FILE: a list as --keys takes it.",

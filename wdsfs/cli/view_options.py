@@ -141,8 +141,15 @@ def _view_group(*layouts: str) -> dict[str, Decorator[Any]]:
 _POLICY = click.Choice(["error", "skip", "empty"])
 
 
-def list_file(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    """Return the file of a list of keys; what can be read only once is copied into one for this command."""
+def list_file(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> str | None:
+    """Return the file of a list of keys; what can be read only once is copied into one for this command.
+
+    Several options are refused: they could mean all files, or the last one.
+    """
+    if len(values) > 1:
+        option = param.opts[-1]
+        raise UsageError(f"{option} twice: one {option} takes several files, as in {option} '{{a.txt,b.txt}}'")
+    value = values[0] if values else None
     if value is None or (value not in ("", "-") and (not os.path.exists(value) or os.path.isfile(value))):
         return value
     from wdsfs.tree.label_files import refuse_empty
@@ -172,6 +179,7 @@ def list_file(ctx: click.Context, param: click.Parameter, value: str | None) -> 
 keys_option: Decorator[Any] = click.option(
     "--keys",
     metavar="FILE[:COLUMN]",
+    multiple=True,
     callback=list_file,
     shell_complete=offer_paths,
     help="Only the samples that FILE lists: KEY or SHARD/KEY in each line, or in a COLUMN of a table as for "

@@ -383,6 +383,12 @@ def _refuse_splits(table: FileTable) -> None:
         )
 
 
+def are_splits(directories: Sequence[str]) -> bool:
+    """Return True if these are several directories, and each has the name of a split."""
+    named = (os.fsencode(os.path.basename(os.path.abspath(path))).lower() in SPLIT_NAMES for path in directories)
+    return len(directories) > 1 and all(named)
+
+
 def _expect_splits(table: FileTable) -> None:
     """Raise UsageError unless all directories at the top are splits by their names."""
     tops = {(directory.root, _top_of(directory)) for directory in table.directories if directory.path}
@@ -422,6 +428,8 @@ def _refuse_equal_keys(samples: Samples) -> None:
             way_out = "pack the directory above them, so that the names of both are parts of the keys"
             if samples.layout.name == CLASSES:  # above them these would be classes
                 way_out = "pack each by itself, and the others with --class-names and the classes.txt of the first"
+            if are_splits([*map(os.fsdecode, samples.table.roots)]) and not samples.layout.by_split:
+                way_out = "{split} in --output packs each split into its own shards"
             raise CommitError(f"the key {os.fsdecode(key)!r} occurs twice, in {where}: {way_out}")
 
 
@@ -441,12 +449,9 @@ def remarks(samples: Samples) -> Iterator[str]:
             f"{table}: a table is packed as a sample of its own{and_others(len(alone))}; if it describes the "
             "samples, --table FILE packs its columns with them, and --exclude leaves it out"
         )
-    roots = [os.path.basename(root) for root in samples.table.roots]
-    if len(roots) > 1 and all(root.lower() in SPLIT_NAMES for root in roots):
-        yield (
-            f"{several(list(map(os.fsdecode, roots)))} become one set: to keep them apart, pack the folder above "
-            "them, with {split} in --output"
-        )
+    roots = list(map(os.fsdecode, map(os.path.basename, samples.table.roots)))
+    if not samples.layout.by_split and are_splits(roots):
+        yield f"{several(roots)} become one set: {{split}} in --output keeps them apart"
     inner = _equal_directories(samples)
     if inner:
         yield (

@@ -320,8 +320,10 @@ def make_plan(directories: Sequence[str], options: PackOptions) -> FilePlan:
     """
     options.check()
     left_out = LeftOut()
-    tables = SampleTables(options.tables, options.columns, directories, with_keys=options.last_dot)
-    table = walk(directories, options.walk._replace(tables=tables.paths), left_out)
+    with_names = options.by_folder and file_samples.are_splits(directories)
+    tops = [os.path.dirname(os.path.abspath(path)) for path in directories] if with_names else directories
+    tables = SampleTables(options.tables, options.columns, tops, with_keys=options.last_dot)
+    table = walk(directories, options.walk._replace(tables=tables.paths), left_out, with_names=with_names)
     if not len(table):
         _refuse_losses(left_out, options)
     layout = file_samples.layout_of(table, options.layout, by_split=options.by_folder, last_dot=options.last_dot)

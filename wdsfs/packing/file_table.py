@@ -52,15 +52,18 @@ class WalkRules(NamedTuple):
     tables: tuple[bytes, ...] = ()
 
 
-def walk(directories: Sequence[str], rules: WalkRules, left_out: LeftOut) -> FileTable:
+def walk(
+    directories: Sequence[str], rules: WalkRules, left_out: LeftOut, *, with_names: bool = False
+) -> FileTable:
     """Return the files of these trees; add files that are not to be packed to `left_out`.
 
+    `with_names`: paths of files in the trees begin with the name of their tree.
     Raises UsageError for a tree that is named twice, or lies in another one; CommitError for a directory that
     cannot be read.
     """
     roots = [os.fsencode(os.path.abspath(directory)) for directory in directories]
     _refuse_overlap(roots, directories)
-    table = FileTable(roots)
+    table = FileTable(roots, with_names=with_names)
     for number in range(len(roots)):
         _Walk(table, number, rules, left_out).run()
     return table
@@ -80,6 +83,7 @@ class _Walk:
     def __init__(self, table: FileTable, root: int, rules: WalkRules, left_out: LeftOut) -> None:
         self.table, self.root, self.rules, self.left_out = table, root, rules, left_out
         self.top = table.roots[root]
+        self.start = self.top.removeprefix(table.tops[root]).lstrip(b"/")
         self.checks_access = os.geteuid() != 0
         self.patterns = {os.fsencode(pattern).rstrip(b"/"): pattern for pattern in rules.exclude}
         real = os.path.realpath(self.top)
@@ -96,7 +100,7 @@ class _Walk:
             except OSError as error:
                 raise CommitError(f"{os.fsdecode(self._absolute(path))}: {error.strerror}") from None
             if files:
-                self.table.add(self.root, path, files)
+                self.table.add(self.root, b"/".join(filter(None, (self.start, path))), files)
             prefix = path + b"/" if path else b""
             waiting.extend((prefix + name, identity) for name in reversed(directories))
 
@@ -194,7 +198,7 @@ FoundFile = tuple[bytes, int, int]
 
 
 class FoundDirectory(NamedTuple):
-    """A directory with files: the number of its root, its path below that (empty for the root), its rows."""
+    """A directory with files: the number of its root, its path below the top of that (or empty), its rows."""
 
     root: int
     path: bytes
@@ -210,11 +214,13 @@ class FoundDirectory(NamedTuple):
 class FileTable:
     """Files by row, and the directories that have them, in the order of the walk.
 
-    `sizes` (bytes) and `times_ns` are columns by row; `roots` are the absolute paths of the trees.
+    `sizes` (bytes) and `times_ns` are columns by row; `roots` are the absolute paths of the trees, `tops` those
+    that paths of directories are below: the same, or with `with_names` the directory above each.
     """
 
-    def __init__(self, roots: Sequence[bytes]) -> None:
+    def __init__(self, roots: Sequence[bytes], *, with_names: bool = False) -> None:
         self.roots = list(roots)
+        self.tops = list(map(os.path.dirname, roots)) if with_names else self.roots
         self.directories: list[FoundDirectory] = []
         self.sizes, self.times_ns = array("q"), array("q")
         self._names, self._starts = bytearray(), array("q")
@@ -252,7 +258,7 @@ class FileTable:
 
     def path_of(self, directory: FoundDirectory) -> bytes:
         """Return the absolute path of a directory."""
-        return self.roots[directory.root] + (b"/" + directory.path if directory.path else b"")
+        return self.tops[directory.root] + (b"/" + directory.path if directory.path else b"")
 
 
 class LeftOut:
