@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import os
 import shutil
 import sqlite3
@@ -49,6 +50,15 @@ def test_a_csv_file_of_very_many_columns(tmp_path: Path) -> None:
                 bounded(lambda: values_of(tmp_path, file))
         else:
             assert bounded(lambda: len(values_of(tmp_path, file))) == columns
+
+
+def test_short_rows_that_are_packed(tmp_path: Path) -> None:
+    """4 MB in 4 kB, which took minutes to store, and so did names in many directories."""
+    for number, content in enumerate((b"key\n" + b"a\n" * 2_000_000, b"key\n" + b"a/b/c/d/e.jpg\n" * 200_000)):
+        file = tmp_path / f"{number}.csv.gz"
+        file.write_bytes(gzip.compress(content))
+        with pytest.raises(ViewError, match="unpacks to more than 200 times its size"):
+            bounded(lambda file=file: values_of(tmp_path, file), seconds=120)
 
 
 def as_database(path: Path, *statements: str) -> Path:

@@ -33,7 +33,7 @@ from wdsfs.tree.label_files import (
     text_of_files,
 )
 from wdsfs.tree.label_names import Uses
-from wdsfs.tree.label_table import OpenLabels, missing_text, open_labels, refuse_shared
+from wdsfs.tree.label_table import OpenLabels, guess_remarks, missing_text, open_labels, refuse_shared
 
 AT_ONCE = 10_000  # samples whose rows are looked up together
 NAMED = 3  # samples without a row that are named
@@ -91,10 +91,7 @@ class SampleTables:
         for table in self._tables:
             with open_labels(table.files, table.fingerprints) as labels:
                 there |= dict.fromkeys(labels.columns)
-            if labels.guessed:
-                columns = " and ".join(map(repr, labels.guessed))
-                where = text_of_files(table.files)
-                self.guesses.append(f"--table {where}: the keys are in {columns}; {KEY_COLUMN_WAY_OUT}")
+                self.guesses += guess_remarks(TABLE, labels)
         pairs = [(name, column.name or name) for column in self._columns for name in column.alternatives]
         extensions = dict[bytes, str]()
         for name, extension in pairs or [(name, name) for name in there]:

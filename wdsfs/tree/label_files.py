@@ -63,6 +63,7 @@ LINE_MAX = json_fields.JSON_MAX  # bytes of a line of JSON, characters of a row 
 KEY_MAX = 1 << 20  # bytes of a key of a list
 COLUMNS_MAX = 1 << 16  # different columns of one file
 ROW_BYTES = 16  # that a row counts for, beside its values
+_COSTLY = (b"\n", b"}", b"/")  # the end of a row or an object; a directory in a name
 UNPACKED_MAX = 200  # bytes for each of a file in gzip, as of compressed shards
 NAMED = 20  # columns that a message names
 LABELS, LIST, ORDER, TABLE = "--associate", "--keys", "--order", "--table"  # the options that name a file
@@ -159,19 +160,17 @@ def label_files(text: str, option: str = LABELS, reading: Reading = PLAIN) -> La
     FILE may be a glob, or have braces. Raises UsageError, SpecError.
     """
     refuse_empty(text, option)
-    is_list = option in (LIST, ORDER)
     if os.path.exists(text):  # whatever it looks like, as for SHARDS
         typed, table, column, paths = text, None, None, [text]
     else:
         typed, table, column = _divided(text)
         is_pattern = _PATTERN.search(typed) and not os.path.exists(typed)
         paths = [word.path for word in collect(expand_words([typed]))] if is_pattern else [typed]
-    return tuple(_checked_file(path, table, column, option, is_list, reading) for path in paths)
+    return tuple(_checked_file(path, table, column, option, reading) for path in paths)
 
 
-def _checked_file(
-    text: str, table: str | None, column: str | None, option: str, is_list: bool, reading: Reading
-) -> LabelFile:
+def _checked_file(text: str, table: str | None, column: str | None, option: str, reading: Reading) -> LabelFile:
+    is_list = option in (LIST, ORDER)
     is_url = objects.is_url(text) and not os.path.exists(text)
     shown = objects.without_secrets(text) if is_url else text
     path = objects.path_of_url(text) if is_url else os.path.abspath(text)
@@ -275,15 +274,19 @@ def key_of(file: LabelFile, line: int, column: str, value: Any) -> bytes:
         value = int(value)
     if value is None or isinstance(value, dict | list | bool | float):
         raise label_error(file, line, f"the field {shorten(column)} is not a key: {shorten(value)}")
-    return value_of(file, line, column, value) or b""
+    return values_of(file, line, [(column, value)])[column]
 
 
-def value_of(file: LabelFile, line: int, column: str, value: Any) -> bytes | None:
-    """Return the content of the file for a value; None for no file. Raises ViewError."""
+def values_of(file: LabelFile, line: int, fields: Iterable[tuple[str, Any]]) -> dict[str, bytes]:
+    """Return the content of the file for each value, none for `null`, by columns. Raises ViewError."""
+    values, column = dict[str, bytes](), ""
     try:
-        return json_fields.content_of(value)
+        for column, value in fields:
+            if (content := json_fields.content_of(value)) is not None:
+                values[column] = content
     except CorruptShard as error:
         raise label_error(file, line, f"the field {shorten(column)} {error}") from None
+    return values
 
 
 @contextlib.contextmanager
@@ -315,7 +318,10 @@ def open_text(source: LabelSource) -> Iterator[io.BufferedReader]:
 
 
 class _Bounded(io.RawIOBase):
-    """A file that is unpacked, of at most `most` bytes. Raises ViewError at the next one."""
+    """A file that is unpacked, of at most `most` bytes. Raises ViewError at the next one.
+
+    Rows and directories of names count for more: short ones, again and again, would take minutes to store.
+    """
 
     def __init__(self, file: LabelFile, stream: gzip.GzipFile, most: int) -> None:
         super().__init__()
@@ -326,7 +332,7 @@ class _Bounded(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         data = self._stream.read(len(buffer))
-        self._left -= len(data)
+        self._left -= len(data) + ROW_BYTES * sum(map(data.count, _COSTLY))
         if self._left < 0:
             raise label_error(self._file, None, f"unpacks to more than {UNPACKED_MAX} times its size")
         buffer[: len(data)] = data

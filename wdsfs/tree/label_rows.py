@@ -59,7 +59,7 @@ from wdsfs.tree.label_files import (
     open_content,
     open_text,
     shorten,
-    value_of,
+    values_of,
 )
 
 VALUE_MAX = 64 << 20  # bytes of a value of SQLite, parquet, Arrow
@@ -96,9 +96,9 @@ def read_csv(source: LabelSource) -> Iterator[Row]:
             _refuse_delimiter(file, columns, delimiter)
             _refuse_columns(file, 1, columns)
             key = columns.index(source.key_column(columns))
-            given.next_row()
+            given.length = 0
             for fields in lines:
-                given.next_row()
+                given.length = 0
                 if not fields:  # an empty line
                     continue
                 if len(fields) != len(columns):
@@ -124,18 +124,14 @@ class _Lines:
 
     def __init__(self, file: LabelFile, stream: TextIO) -> None:
         self._file, self._stream = file, stream
-        self._line = self._length = 0  # the lines until now, and the characters of this row
-
-    def next_row(self) -> None:
-        self._length = 0
+        self.length = 0  # the characters of this row until now
 
     def __iter__(self) -> Iterator[str]:
-        while line := self._stream.readline(LINE_MAX + 1):
-            self._line += 1
-            self._length += len(line)
-            if self._length > LINE_MAX:
-                raise label_error(self._file, self._line, f"is part of a row of more than {LINE_MAX >> 20} MiB")
-            yield line
+        for line, text in enumerate(iter(lambda: self._stream.readline(LINE_MAX + 1), ""), 1):
+            self.length += len(text)
+            if self.length > LINE_MAX:
+                raise label_error(self._file, line, f"is part of a row of more than {LINE_MAX >> 20} MiB")
+            yield text
 
 
 _MARKS = {",": "comma", "\t": "tab", ";": "semicolon"}
@@ -176,13 +172,8 @@ def read_json(source: LabelSource) -> Iterator[Row]:
             key = item[name] if name in item else json_fields.find(item, json_fields.parse_path(name))
             if key is json_fields.ABSENT:
                 raise label_error(file, line, f"has no field {name!r}; it has {columns_text(item)}")
-            values = {
-                column: value_of(file, line, column, value)
-                for column, value in item.items()
-                if column != name and file.shows(column)
-            }
-            shown = {column: value for column, value in values.items() if value is not None}
-            yield key_of(file, line, name, key), line, shown
+            fields = ((column, value) for column, value in item.items() if column != name and file.shows(column))
+            yield key_of(file, line, name, key), line, values_of(file, line, fields)
 
 
 def _scalar_fields(file: LabelFile, row: dict[str, Any]) -> list[str]:
@@ -260,7 +251,7 @@ def read_arrow(source: LabelSource) -> Iterator[Row]:
     """Yield the rows of a file of parquet or Arrow. Raises ViewError, ShardErrors, OSErrors."""
     file, pyarrow = source.file, importlib.import_module("pyarrow")
     with open_content(file.path, source.open_file) as stream:
-        bounds = _Bounds(_PACKED * os.fstat(stream.fileno()).st_size)
+        bounds = _Bounds(file, os.fstat(stream.fileno()).st_size, WORK * _PACKED)
         try:
             yield from _arrow_rows(source, pyarrow, stream, bounds)
         except (pyarrow.ArrowException, OSError, ValueError, OverflowError, MemoryError) as error:
@@ -277,14 +268,11 @@ def _arrow_rows(source: LabelSource, pyarrow: Any, stream: BinaryIO, bounds: _Bo
         keys = [row and row[inner] for row in columns[field]] if inner else columns.pop(field)
         shown = [(column, values) for column, values in columns.items() if file.shows(column)]
         for line, key in enumerate(keys, lines + 1):
-            values = {column: value_of(file, line, column, cells[line - lines - 1]) for column, cells in shown}
-            content = {column: value for column, value in values.items() if value is not None}
+            content = values_of(file, line, ((column, cells[line - lines - 1]) for column, cells in shown))
             large = next((column for column, value in content.items() if len(value) > VALUE_MAX), None)
             if large is not None:
                 raise label_error(file, line, f"the field {shorten(large)} has more than {VALUE_MAX >> 20} MiB")
-            if bounds.spend(content.values()):
-                text = f"the rows hold more than {WORK * _PACKED:,} times the bytes of the file"
-                raise label_error(file, line, text)
+            bounds.spend(line, content.values())
             yield key_of(file, line, name, key), line, content
         lines += len(keys)
 
@@ -401,7 +389,7 @@ def read_sqlite(source: LabelSource) -> Iterator[Row]:
     """Yield the rows of a table of SQLite. Raises ViewError, ShardErrors, OSErrors."""
     file = source.file
     with _database(file.path, source.open_file) as (uri, size):
-        bounds = _Bounds(size)
+        bounds = _Bounds(file, size, WORK)
         try:
             with _guarded(uri, bounds) as db:
                 yield from _table_rows(source, db, bounds)
@@ -415,14 +403,8 @@ def _table_rows(source: LabelSource, db: sqlite3.Connection, bounds: _Bounds) ->
     key, columns = _stored_columns(source, db, table)
     cursor = db.execute(f"SELECT {', '.join(map(_quoted, (key, *columns)))} FROM {_quoted(table)}")
     for line, row in enumerate(cursor, 1):
-        values = {
-            column: content
-            for column, value in zip(columns, row[1:], strict=True)
-            if (content := value_of(file, line, column, value)) is not None
-        }
-        if bounds.spend(values.values()):
-            text = f"the rows of {shorten(table)} hold more than {WORK} times the bytes of the file"
-            raise label_error(file, line, text)
+        values = values_of(file, line, zip(columns, row[1:], strict=True))
+        bounds.spend(line, values.values())
         yield key_of(file, line, key, row[0]), line, values
 
 
@@ -474,19 +456,15 @@ def _database(path: bytes, open_file: OpenFile) -> Iterator[tuple[str, int]]:
     with open_content(path, open_file) as stream:
         size = os.fstat(stream.fileno()).st_size
         has_log = 2 in stream.read(_WAL.stop)[_WAL]
-        if has_log and not is_remote(path) and _size_of(path + b"-wal"):
+        log = path + b"-wal"
+        log_size = os.path.getsize(log) if has_log and not is_remote(path) and os.path.exists(log) else 0
+        if log_size:
             with _copied(path) as copy:
-                yield f"{copy.as_uri()}?mode=rw", size + _size_of(path + b"-wal")
+                yield f"{copy.as_uri()}?mode=rw", size + log_size
         elif has_log or is_remote(path):
             yield f"file:/proc/self/fd/{stream.fileno()}?mode=ro&immutable=1", size
         else:
             yield f"{Path(os.fsdecode(path)).as_uri()}?mode=ro", size
-
-
-def _size_of(path: bytes) -> int:
-    with contextlib.suppress(FileNotFoundError):
-        return os.stat(path).st_size
-    return 0
 
 
 @contextlib.contextmanager
@@ -507,20 +485,23 @@ def _copied(path: bytes) -> Iterator[Path]:
 
 
 class _Bounds:
-    """The remaining cost of reading a database: steps of SQLite's machine, bytes of values."""
+    """The remaining cost of reading a file of this size: steps of SQLite's machine, bytes of values."""
 
-    def __init__(self, size: int) -> None:
-        self.steps = self.bytes = WORK * size + WORK_LEAST
+    def __init__(self, file: LabelFile, size: int, work: int) -> None:
+        self._file, self._work = file, work
+        self.steps = self.bytes = work * size + WORK_LEAST
 
     def is_spent(self) -> bool:
         """Return True if SQLite has to stop. It calls this every _STEPS, which also lets an interrupt through."""
         self.steps -= _STEPS
         return self.steps < 0
 
-    def spend(self, values: Iterable[bytes]) -> bool:
-        """Count a row of these values; return True if a limit is exceeded."""
+    def spend(self, line: int, values: Iterable[bytes]) -> None:
+        """Count a row of these values. Raises ViewError if a limit is exceeded."""
         self.bytes -= ROW_BYTES + sum(map(len, values))
-        return self.bytes < 0
+        if self.bytes < 0:
+            text = f"the rows hold more than {self._work:,} times the bytes of the file"
+            raise label_error(self._file, line, text)
 
 
 def _may(action: int, name: str | None, _: str | None, __: str | None, by: str | None) -> int:

@@ -9,7 +9,6 @@ listed.
 
 from __future__ import annotations
 
-import bisect
 import contextlib
 import hashlib
 import itertools
@@ -35,6 +34,7 @@ from wdsfs.errors import MissingShard, UnreadableShard, ViewError, counted
 from wdsfs.shards import Fingerprint
 from wdsfs.tree.label_files import (
     COLUMNS_MAX,
+    KEY_COLUMN_WAY_OUT,
     KEY_MAX,
     NO_KEY,
     TOO_LONG,
@@ -264,7 +264,7 @@ _PADS = [bytes(size) for size in range(8)]
 _UNIT = 8  # bytes: keys begin at multiples, so that the place of one, in units, and its sum are 64 bits
 _PLACE, _SUM = np.uint64((1 << 32) - 1), np.uint64(32)  # the lower half of a row; how far the upper one is shifted
 _CHUNK = 1 << 20  # rows that are looked at at a time
-_EQUAL_MAX = 10_000  # different keys of one sum: by chance 100 million keys have 5
+_EQUAL_MAX = 100  # different keys of one sum: by chance 100 million keys have 5
 
 Rows = NDArray[np.uint64]  # the sum of a key, and its place
 
@@ -330,13 +330,10 @@ class KeyList:
         return places, uses_of(sorted({*used}), loose)
 
     def _place(self, key: bytes, first: int) -> int | None:
-        """Return the place of a key among the rows with its sum, from the first on, in the order of their keys."""
-        row = int(self._rows[first])
-        if self.name(row) != key:
-            stop = int(np.searchsorted(self._rows, self._rows[first] | _PLACE, "right"))
-            at = bisect.bisect_left(range(stop), key, first, key=lambda row: self.name(int(self._rows[row])))
-            row = int(self._rows[at]) if at < stop else row
-        return row & int(_PLACE) if self.name(row) == key else None
+        """Return the place of a key among the rows with its sum, from the first on."""
+        rows = self._rows[first : first + _EQUAL_MAX].tolist()
+        alike = itertools.takewhile(lambda row: row >> int(_SUM) == rows[0] >> int(_SUM), rows)
+        return next((row & int(_PLACE) for row in alike if self.name(row) == key), None)
 
     def missing(self, uses: Iterable[Uses]) -> Missing:
         """Return the keys without a sample; `uses` are those of the others, as `find` returns them."""
@@ -350,6 +347,13 @@ class KeyList:
             count += len(places)
             first = np.sort(np.concatenate((first, places)))[:NAMED]
         return Missing(count, self.lines, [self.name(place)[:SHOWN] for place in first.tolist()])
+
+
+def guess_remarks(option: str, table: OpenLabels | KeyList) -> list[str]:
+    """Return a remark on the columns of the keys, if no option has named them."""
+    columns = " and ".join(map(repr, table.guessed))
+    text = f"{option} {text_of_files(table.files)}: the keys are in {columns}; {KEY_COLUMN_WAY_OUT}"
+    return [text] if columns else []
 
 
 def refuse_shared(table: OpenLabels | KeyList, uses: Sequence[Uses]) -> None:
@@ -482,7 +486,7 @@ def _sums(keys: Sequence[bytes]) -> Rows:
 
 
 def _sort(file: LabelFile, rows: Rows, key_of: Callable[[int], bytes]) -> None:
-    """Sort rows by sum and key, so that a hostile list takes no longer. Rows of equal keys become equal."""
+    """Sort rows by sum. Rows of equal keys become equal, and follow those of other keys of their sum."""
     rows.sort()
     for first, stop in _equal_sums(rows):
         places: dict[bytes, int] = {}
@@ -491,7 +495,7 @@ def _sort(file: LabelFile, rows: Rows, key_of: Callable[[int], bytes]) -> None:
                 places.setdefault(key_of(row), row)
             if len(places) > _EQUAL_MAX:
                 raise label_error(file, None, "has keys that were made to have one checksum")
-        ordered = [places[key] for key in sorted(places)]
+        ordered = list(places.values())
         rows[first : first + len(ordered)] = ordered
         rows[first + len(ordered) : stop] = ordered[-1]
 

@@ -28,12 +28,13 @@ from wdsfs.tree.content import Content, ContentColumns
 from wdsfs.tree.draft import Ingredients
 from wdsfs.tree.freshness import Generations
 from wdsfs.tree.indexing import NotIndexed
-from wdsfs.tree.label_files import KEY_COLUMN_WAY_OUT, LabelFiles, text_of_files
+from wdsfs.tree.label_files import LabelFiles, text_of_files
 from wdsfs.tree.label_names import Uses
 from wdsfs.tree.label_table import (
     KeyList,
     Missing,
     OpenLabels,
+    guess_remarks,
     missing_text,
     open_key_list,
     open_labels,
@@ -274,14 +275,10 @@ class ViewSet(ShardSet):
         labels, keys = self._companions.labels, self._companions.keys
         tables: list[tuple[str, LabelFiles, OpenTable]] = [("--associate", files, open_labels) for files in labels]
         tables += [] if keys is None else [("--keys", keys, open_key_list)]
-        texts = []
+        texts = list[str]()
         for option, files, open_table in tables:
             with open_table(files, self._watch.fingerprints_of(files), self.access.open) as table:
-                if table.guessed:
-                    columns = " and ".join(map(repr, table.guessed))
-                    texts.append(
-                        f"{option} {text_of_files(files)}: the keys are in {columns}; {KEY_COLUMN_WAY_OUT}"
-                    )
+                texts += guess_remarks(option, table)
         return texts
 
     def _wait_for_writers(self) -> None:
