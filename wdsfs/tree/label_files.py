@@ -240,17 +240,14 @@ def _fingerprint_of(file: LabelFile, look: Callable[[bytes], Fingerprint]) -> Fi
     """Return the fingerprint of a label file, mixed with those of the files that SQLite keeps beside it."""
     fingerprint = look(file.path)
     for path in file.parts[1:]:
-        try:
+        with contextlib.suppress(OSError):
             beside = os.stat(path)
-        except OSError:
-            continue
-        # An empty file means the same as none. The ctime is not used: SQLite sets it when it opens a file to
-        # read.
-        if beside.st_size:
-            packed = Fingerprint(beside.st_size, beside.st_mtime_ns, lasting_number(beside)).packed
-            fingerprint = fingerprint.mixed_with(
-                int.from_bytes(hashlib.blake2b(packed, digest_size=8).digest(), "little")
-            )
+            # An empty file means the same as none. The ctime is not used: SQLite sets it when it opens a file to
+            # read.
+            if beside.st_size:
+                packed = Fingerprint(beside.st_size, beside.st_mtime_ns, lasting_number(beside)).packed
+                digest = hashlib.blake2b(packed, digest_size=8).digest()
+                fingerprint = fingerprint.mixed_with(int.from_bytes(digest, "little"))
     return fingerprint
 
 

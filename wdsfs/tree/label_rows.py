@@ -478,10 +478,9 @@ def _copied(path: bytes) -> Iterator[Path]:
             for part, to in parts.items():
                 shutil.copyfile(part, to)
             if before == list(map(Fingerprint.at, parts)):
-                break
-        else:
-            raise StaleShard(f"{os.fsdecode(path)} changes all the time")
-        yield copy
+                yield copy
+                return
+        raise StaleShard(f"{os.fsdecode(path)} changes all the time")
 
 
 class _Bounds:

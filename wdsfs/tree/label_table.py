@@ -153,10 +153,7 @@ def open_labels(
     Raises MissingShard, UnreadableShard, IndexUnusable, ViewError for a file that does not contain labels.
     """
     fill = partial(_fill_labels, files, open_file)
-    with (
-        open_table(files, fingerprints, LABELS, fill) as fd,
-        contextlib.closing(_opened(fd)) as db,
-    ):
+    with open_table(files, fingerprints, LABELS, fill) as fd, contextlib.closing(_opened(fd)) as db:
         yield OpenLabels(files, fingerprints, db)
 
 
@@ -195,16 +192,28 @@ def open_table(
         raise UnreadableShard(f"the table of {path} in {cache.directory}: {error}") from None
 
 
+_LABELS = """
+    CREATE TABLE labels (key BLOB, is_file INTEGER, line INTEGER, file INTEGER, packed BLOB);
+    CREATE TABLE columns (number INTEGER PRIMARY KEY, name BLOB);
+    CREATE TABLE guesses (name TEXT PRIMARY KEY);
+"""
+
+
+@contextlib.contextmanager
+def _new_database(table: NewFile) -> Iterator[sqlite3.Connection]:
+    """Provide the database of a new table, for names of files and more."""
+    with contextlib.closing(sqlite3.connect(table.path)) as db:
+        # A process that is killed leaves a file that no other process uses.
+        db.executescript("PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF;" + BEGIN)
+        yield db
+        db.execute(END)
+        db.commit()
+
+
 def _fill_labels(files: LabelFiles, open_file: OpenFile, table: NewFile) -> tuple[str, int]:
     """Read label files into a new table; returns the kind and the size (bytes) of that."""
-    with contextlib.closing(sqlite3.connect(table.path)) as db:
-        db.executescript(
-            # A process that is killed leaves a file that no other process uses.
-            "PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF;"
-            "CREATE TABLE labels (key BLOB, is_file INTEGER, line INTEGER, file INTEGER, packed BLOB);"
-            "CREATE TABLE columns (number INTEGER PRIMARY KEY, name BLOB);"
-            "CREATE TABLE guesses (name TEXT PRIMARY KEY);" + BEGIN
-        )
+    with _new_database(table) as db:
+        db.executescript(_LABELS)
         numbers: dict[str, int] = {}
         rows = 0
         for at, file in enumerate(files):
@@ -226,8 +235,6 @@ def _fill_labels(files: LabelFiles, open_file: OpenFile, table: NewFile) -> tupl
         columns = [(number, os.fsencode(name)) for name, number in numbers.items()]
         db.executemany("INSERT INTO columns VALUES (?, ?)", columns)
         db.execute("CREATE INDEX by_key ON labels (key)")
-        db.execute(END)
-        db.commit()
     return LABELS, os.fstat(table.fd).st_size
 
 
@@ -432,14 +439,11 @@ def _fill_keys(files: LabelFiles, open_file: OpenFile, table: NewFile) -> tuple[
 
 def _fill_names(keys: KeyList, table: NewFile) -> tuple[str, int]:
     """Write the names of files in a list into a new table; returns the kind and the size (bytes) of that."""
-    with contextlib.closing(sqlite3.connect(table.path)) as db:
-        db.executescript(f"PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; {BEGIN}")
+    with _new_database(table) as db:
         for places in keys.places():
             texts = ((place, *keys.key_at(place)) for place in places.tolist())
             db.executemany(ADD, forms_of((place, key) for place, is_file, key in texts if is_file))
             table.reserve(os.fstat(table.fd).st_size)
-        db.execute(END)
-        db.commit()
     return NAMES, os.fstat(table.fd).st_size
 
 
