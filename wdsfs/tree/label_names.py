@@ -101,11 +101,6 @@ def rows_meant(db: sqlite3.Connection, keys: Sequence[bytes]) -> dict[bytes, set
 # -- that a row has one sample alone ----------------------------------------------------------------------------
 
 
-def uses_of(rows: Iterable[int], loose: Iterable[int]) -> Uses:
-    """Return how samples use rows, those of `loose` by step 3."""
-    return np.array([row << 1 for row in rows] + [row << 1 | 1 for row in loose], np.int64)
-
-
 def shared_row(uses: Sequence[Uses]) -> int | None:
     """Return a row that a sample uses by step 3, and another sample uses, too."""
     loose = np.sort(np.concatenate([np.zeros(0, np.int64), *(some[some & 1 == 1] >> 1 for some in uses)]))

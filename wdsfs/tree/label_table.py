@@ -46,7 +46,7 @@ from wdsfs.tree.label_files import (
     shorten,
     text_of_files,
 )
-from wdsfs.tree.label_names import ADD, BEGIN, END, Uses, forms_of, rows_meant, sample_name, shared_row, uses_of
+from wdsfs.tree.label_names import ADD, BEGIN, END, Uses, forms_of, rows_meant, sample_name, shared_row
 from wdsfs.tree.label_rows import read_keys, read_rows
 
 FORMAT, LABELS, KEYS, NAMES = "6", "labels", "keys", "names"  # of tables in the cache, and their kinds
@@ -316,7 +316,7 @@ class KeyList:
 
         Semantics decision: a line is `KEY`, of any shard, or `SHARD/KEY`, with the name of the shard in the mount.
         """
-        places, used, plain = np.full(len(keys), -1, np.int64), list[int](), _sums(keys)
+        places, used, plain = np.full(len(keys), -1, np.int64), set[int](), _sums(keys)
         for prefix in (b"", shard + b"/"):
             sums = plain ^ _changes(prefix, keys)
             order = np.argsort(sums)  # so that the search goes through the rows once
@@ -325,16 +325,16 @@ class KeyList:
             for at, first in zip(order[same].tolist(), firsts[same].tolist(), strict=True):
                 place = self._place(prefix + keys[at], first)
                 if place is not None:
-                    used.append(place)
+                    used.add(place << 1)
                     places[at] = place if places[at] < 0 else min(place, places[at])
-        loose = list[int]()
+        loose = list[int]()  # a row of two samples is there twice
         if self.names is not None:
             left = {keys[at]: at for at in np.flatnonzero(places < 0).tolist()}
             for key, meant in rows_meant(self.names, list(left)).items():
                 if len(meant) == 1:
                     places[left[key]] = next(iter(meant))
-                    loose += meant
-        return places, uses_of(sorted({*used}), loose)
+                    loose.append(int(places[left[key]]) << 1 | 1)
+        return places, np.array([*sorted(used), *loose], np.int64)
 
     def _place(self, key: bytes, first: int) -> int | None:
         """Return the place of a key among the rows with its sum, from the first on."""
