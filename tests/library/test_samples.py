@@ -659,7 +659,7 @@ def test_importing_is_cheap_and_public_names_are_these() -> None:
     assert wdsfs.__all__ == [
         *("CorruptShard", "DecodeError", "EntryError", "MissingShard", "Mix", "NoSuchEntry", "Samples"),
         *("ShardError", "Shuffle", "SpecError", "StaleShard", "Tree", "UnreadableShard", "UsageError"),
-        *("ViewError", "WdsfsError", "decode", "mount", "samples", "table", "tree"),
+        *("ViewError", "WdsfsError", "decode", "mount", "prefetch", "samples", "table", "tree"),
     ]
     assert dir(wdsfs) == sorted([*wdsfs.__all__, "__version__"])
     for name in wdsfs.__all__:
