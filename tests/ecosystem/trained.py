@@ -24,7 +24,8 @@ def main() -> None:
     train = wdsfs.samples(job["shards"])
     order = wdsfs.Shuffle(train, seed=1, batch_size=3)
     kind = StatefulDataLoader if job["stateful"] else DataLoader
-    workers = {"num_workers": 2, "persistent_workers": True, "multiprocessing_context": job["start"]}
+    count = 1 if job["start"] == "spawn" else 2  # each imports PyTorch
+    workers = {"num_workers": count, "persistent_workers": True, "multiprocessing_context": job["start"]}
     loader = kind(train, batch_sampler=order, collate_fn=list, **workers)
     place = loader if job["stateful"] else order
     if os.path.exists("place"):
