@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Iterable
 
-from wdsfs.tree.open_shards import STEP
+from wdsfs.tree.open_shards import begin_reading
 
 
 def prefetch(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> None:
@@ -24,7 +24,6 @@ def prefetch(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -
         with contextlib.suppress(OSError):
             file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO would wait for its writer
             try:
-                for step in range(0, os.fstat(file).st_size, STEP):  # the kernel cuts a larger one
-                    os.posix_fadvise(file, step, STEP, os.POSIX_FADV_WILLNEED)
+                begin_reading(file, 0, os.fstat(file).st_size)
             finally:
                 os.close(file)

@@ -33,10 +33,9 @@ from wdsfs.tree.label_files import (
     text_of_files,
 )
 from wdsfs.tree.label_names import Uses
-from wdsfs.tree.label_table import OpenLabels, guess_remarks, missing_text, open_labels, refuse_shared
+from wdsfs.tree.label_table import NAMED, OpenLabels, guess_remarks, missing_text, open_labels, refuse_shared
 
 AT_ONCE = 10_000  # samples whose rows are looked up together
-NAMED = 3  # samples without a row that are named
 
 Added = Sequence[tuple[bytes, bytes]]  # members that a sample gets beside its files: extension and content
 Row = dict[bytes, bytes]  # values by column

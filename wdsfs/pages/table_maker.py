@@ -31,7 +31,7 @@ from wdsfs.index.record import Record
 from wdsfs.pages.shown_set import Snapshot, Subject
 from wdsfs.tree.sample_reader import SampleReader
 from wdsfs.tree.set_table import ShardValues, as_type, left_of
-from wdsfs.tree.table_rows import SIZE, Left, ShardMembers, common_type, keys_of
+from wdsfs.tree.table_rows import SIZE, Left, ShardMembers, common_type, entries_of, folders_of, keys_of
 
 log = logging.getLogger("wdsfs")
 
@@ -223,11 +223,15 @@ class TableMaker:
             turns = _Turns(snapshots.lock, self._check)
             reader = SampleReader(now.lower, turns, in_classes=snapshots.in_classes, skip_unreadable=True)
         values = ShardValues(now.lower, self._subject.composition, reader)
+
+        def key_now(shard: int) -> str:
+            return now.record(shard, lambda _: values.key(shard))
+
         for shard in self._shards(now):
-            values.keys[shard] = now.record(shard, lambda _, shard=shard: values.key(shard))  # type: ignore[misc]
-            number = self._numbers.get(values.keys[shard])
+            key = values.keys[shard] = key_now(shard)
+            number = self._numbers.get(key)
             if number is None:
-                number = self._numbers[values.keys[shard]] = next(self._next)
+                number = self._numbers[key] = next(self._next)
             if number not in self.done[SIZES]:
                 self._add(SIZES, number, self._sizes(now, shard, number))
             self._known[now.version_of(shard)] = number
@@ -267,8 +271,7 @@ class TableMaker:
 
     def _sizes(self, now: Snapshot, shard: int, number: int) -> dict[str, Any]:
         """Return the rows of a shard by the names of columns, without values. Raises ShardErrors."""
-        order = now.order(shard)
-        entries = np.arange(order.start, order.stop) if isinstance(order, range) else np.asarray(order, np.int64)
+        entries = entries_of(now.order(shard))
 
         def ask(record: Record) -> tuple[Any, dict[str, Any]]:
             """Return the keys, and the folders and sizes by the names of columns."""
@@ -385,8 +388,8 @@ def _folders(record: Record, entries: Any) -> dict[str, Any]:
     if record.folders == 1:
         return {}
     paths = [record.folder_path(folder).decode("utf-8", "backslashreplace") for folder in range(record.folders)]
-    folders = np.searchsorted(record.array("folder.entry").astype(np.int64), entries, "right") - 1
-    return {FOLDER: pa.array([path or None for path in paths], pa.string()).take(pa.array(folders))}
+    texts = pa.array([path or None for path in paths], pa.string())
+    return {FOLDER: texts.take(pa.array(folders_of(record, entries)))}
 
 
 def _together(parts: Iterator[dict[str, Any]]) -> list[Any]:

@@ -99,6 +99,15 @@ class OpenRecords:
         self.old_at = time.monotonic() + RENEW_SECONDS
 
 
+def begin_reading(fd: int, begin: int, end: int) -> None:
+    """Begin to bring these bytes of a file into the page cache; do not wait.
+
+    The kernel cuts each request to what it would read ahead by itself, so they are small.
+    """
+    for step in range(begin, end, STEP):
+        os.posix_fadvise(fd, step, min(STEP, end - step), os.POSIX_FADV_WILLNEED)
+
+
 @dataclass(slots=True)
 class ShardFile:
     """An open shard. Any change to the file, or to its last name, changes its ctime.
@@ -148,10 +157,7 @@ class ShardFile:
         if self.remote is not None:
             self.remote.will_need(begin, end)
         elif isinstance(self.source, int):
-            # The kernel cuts each of these to what it would read ahead by itself, so in small steps.
-            end = min(end, source.size_of(self.source))  # a header may claim more
-            for step in range(begin, end, STEP):
-                os.posix_fadvise(self.source, step, min(STEP, end - step), os.POSIX_FADV_WILLNEED)
+            begin_reading(self.source, begin, min(end, source.size_of(self.source)))  # a header may claim more
 
     @property
     def descriptors(self) -> int:

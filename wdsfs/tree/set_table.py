@@ -40,6 +40,7 @@ from wdsfs.tree.table_rows import (
     Left,
     ShardMembers,
     common_type,
+    entries_of,
     keys_of,
     kinds_of,
     values_of,
@@ -194,10 +195,7 @@ class SetTable:
         return pa.schema([*fixed, *((SIZE + name, pa.int64()) for name in sizes), *values.items()])
 
     def _entries(self, shard: int) -> Any:
-        entries = indexed(samples_of, self._lower, shard)
-        return (
-            np.arange(entries.start, entries.stop) if isinstance(entries, range) else np.asarray(entries, np.int64)
-        )
+        return entries_of(indexed(samples_of, self._lower, shard))
 
     def _members(self, shard: int, entries: Any) -> ShardMembers:
         return ShardMembers(indexed(self._lower.record, shard), entries)

@@ -11,7 +11,7 @@ import codecs
 import json
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -111,14 +111,23 @@ def _small(record: Record) -> list[str]:
 # --- keys and sizes ---------------------------------------------------------------------------------------------
 
 
+def entries_of(order: Sequence[int] | NDArray[np.uint32]) -> Ints:
+    """Return samples of a record (`samples_of`) as an array, also those of a range."""
+    return np.arange(order.start, order.stop) if isinstance(order, range) else np.asarray(order, np.int64)
+
+
+def folders_of(record: Record, entries: Ints) -> Ints:
+    """Return the number of the folder of each sample."""
+    return np.searchsorted(record.array("folder.entry").astype(np.int64), entries, "right") - 1
+
+
 def keys_of(record: Record, entries: Ints) -> Any:
     """Return the keys of samples as an array of texts; bytes that are not UTF-8 are written as `\\xNN`."""
     names = record.entry_name
     keys = Texts.packed(np.frombuffer(names.text, np.uint8), np.asarray(names.starts)).take(entries)
     if record.folders > 1:
-        folders = np.searchsorted(record.array("folder.entry").astype(np.int64), entries, "right") - 1
         paths = [record.folder_path(folder) + b"/" if folder else b"" for folder in range(record.folders)]
-        keys = Texts.chained([Texts.of(paths).take(folders), keys])
+        keys = Texts.chained([Texts.of(paths).take(folders_of(record, entries)), keys])
     keys = keys.compact()
     text = keys.text.tobytes()
     try:
