@@ -49,14 +49,19 @@ def environment_of(program: Program) -> dict[str, str]:
 
 def run_script(program: Program, name: str, jobs: object, venv: Path = TOOLS) -> Any:
     """Return the output of `ecosystem/NAME.py` for these jobs."""
+    return json.loads(run_python(program, SCRIPTS / f"{name}.py", json.dumps(jobs, default=str), venv=venv))
+
+
+def run_python(program: Program, *words: str | Path, venv: Path = TOOLS, **variables: str) -> str:
+    """Return the output of Python with these arguments, in the home of the test and with further variables."""
     done = subprocess.run(
-        [venv / "bin" / "python", SCRIPTS / f"{name}.py", json.dumps(jobs, default=str)],
+        [venv / "bin" / "python", *words],
         stdin=subprocess.DEVNULL,
         capture_output=True,
-        env=environment_of(program),
+        env={**environment_of(program), **variables},
         cwd=program.home,
         timeout=LONG_PATIENCE,
         check=False,
     )
     assert done.returncode == 0, done.stderr.decode(errors="replace")
-    return json.loads(done.stdout)
+    return done.stdout.decode()

@@ -9,7 +9,6 @@ import itertools
 import json
 import pickle
 import re
-import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from tests import tars
 from tests.bounded import bounded
 from tests.conftest import ROOT, Program, need_fuse
 from tests.library.conftest import expected
-from tests.peers import LONG_PATIENCE, SCRIPTS, TOOLS, environment_of, need_tool
+from tests.peers import SCRIPTS, need_tool, run_python
 from tests.thorough import examples
 from wdsfs.library import shuffle
 from wdsfs.tree import sample_order
@@ -416,17 +415,7 @@ def test_the_page_can_be_typed(program: Program) -> None:
         ]
         (program.home / f"train-{number}.tar").write_bytes(tars.tar(*members))
     (program.home / "page.py").write_text("\n".join(blocks))
-    done = subprocess.run(
-        [TOOLS / "bin/python", SCRIPTS / "with_torchvision.py", "page.py"],
-        cwd=program.home,
-        env={**environment_of(program), "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=LONG_PATIENCE,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    printed = done.stdout.splitlines()
+    printed = run_python(program, SCRIPTS / "with_torchvision.py", "page.py", PYTHONPATH=str(ROOT)).splitlines()
     assert printed[-3:] == ["4 pictures"] * 3
     lines = [(line.partition("[")[0], re.findall(r"'(k\d+)'", line)) for line in printed[:-3]]
     assert [start for start, _ in lines] == ["0 "] * 3 + ["1 "] * 3 + ["0 2 batches are left"] + [""] * 6

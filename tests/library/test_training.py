@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import json
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ import pytest
 import wdsfs
 from tests.conftest import ROOT, Program
 from tests.library.conftest import expected, shard
-from tests.peers import LONG_PATIENCE, SCRIPTS, TOOLS, environment_of, need_tool
+from tests.peers import SCRIPTS, need_tool, run_python
 
 
 @pytest.mark.parametrize(("stateful", "start"), [(False, "spawn"), (True, "fork")])
@@ -25,23 +24,8 @@ def test_an_epoch_goes_on_with_other_ranks(program: Program, stateful: bool, sta
     epochs: dict[int, list[str]] = collections.defaultdict(list)
     for run, (ranks, stop) in enumerate([(2, 3), (3, 0)]):
         job = {"run": run, "shards": "t-{0..2}.tar", "stateful": stateful, "start": start, "stop": stop}
-        torchrun = [
-            str(TOOLS / "bin/python"),
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            f"--nproc-per-node={ranks}",
-        ]
-        done = subprocess.run(
-            [*torchrun, str(SCRIPTS / "trained.py"), json.dumps(job)],
-            cwd=program.home,
-            env={**environment_of(program), "PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
-            timeout=LONG_PATIENCE,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
+        torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+        run_python(program, *torchrun, SCRIPTS / "trained.py", json.dumps(job), PYTHONPATH=str(ROOT))
         for rank in range(ranks):
             for epoch, keys in enumerate(json.loads((program.home / f"{run}-{rank}.keys").read_text())):
                 epochs[epoch] += keys
