@@ -20,7 +20,7 @@ from tests.processes import PATIENCE
 from wdsfs.cli.main import main
 
 # Pages that are typed in, by test_first_steps, test_typed_pages, test_python_page and test_remote_page.
-TYPED = {"README", "images", "labels", "layouts", "loaders", "python", "stores"}
+TYPED = {"README", "captions", "images", "labels", "layouts", "loaders", "python", "stores"}
 GENERATED = {"commands"}
 PAGES = [page for page in sorted((ROOT / "docs").rglob("*.md")) if page.stem not in TYPED | GENERATED]
 _FENCED = re.compile(r"^( *)```sh\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)

@@ -1,4 +1,4 @@
-"""The tutorials, docs/how-to/loaders.md and docs/how-to/layouts.md, typed in with the tools that they are about.
+"""The tutorials, and loaders, layouts and captions of docs/how-to, typed in with the tools that they are about.
 
 Pictures of trees are compared with real mounts. The sections of a how-to start from the shards that its first one
 makes, and come one after another in the same directory.
@@ -21,7 +21,9 @@ from tests.peers import DALI, LONG_PATIENCE, SCRIPTS, TOOLS, environment_of, nee
 from tests.typed import files_of, steps_of, type_in
 
 TUTORIALS = sorted((ROOT / "docs/tutorials").glob("*.md"))
-TEXTS = {name: (ROOT / f"docs/how-to/{name}.md").read_text() for name in ("loaders", "layouts")}
+HOW_TO = ROOT / "docs/how-to"
+PAGES = {"loaders": ["loaders"], "layouts": ["layouts", "captions"]}  # those of a set, the first of which makes it
+TEXTS = {name: "".join((HOW_TO / f"{page}.md").read_text() for page in pages) for name, pages in PAGES.items()}
 SECTIONS = {
     name: {one.partition("\n")[0]: one for one in re.split(r"^## ", text, flags=re.MULTILINE)[1:]}
     for name, text in TEXTS.items()
@@ -105,7 +107,7 @@ def test_every_tool_has_a_section_that_does_something_and_every_layout_a_picture
 
 
 def test_the_program_shows_the_page_of_layouts(program: Program) -> None:
-    assert program.run("help", "layouts").stdout.decode() == TEXTS["layouts"]
+    assert program.run("help", "layouts").stdout == (HOW_TO / "layouts.md").read_bytes()
     assert b"`wdsfs help layouts`" in program.run("mount", "--help").stdout
 
 

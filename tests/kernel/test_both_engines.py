@@ -1,6 +1,6 @@
 """The same set by FUSE and by the kernel, side by side: name for name, attribute for attribute, byte for byte.
 
-What is another is in the table of docs/reference/semantics.md, "Images", and is left out here: inode numbers, the
+What is another is in the table of docs/reference/files.md, "Images", and is left out here: inode numbers, the
 order of listings, sizes of directories, which error damage gives. `WDSFS_THOROUGH=10` looks at ten times as many
 random examples.
 """
