@@ -159,7 +159,7 @@ class Pusher:
 
     @contextmanager
     def _forgiving(self, inode: int) -> Iterator[None]:
-        """After an error leave the pass at this inode for a while. Its reader gets the errors of its files."""
+        """Leave the pass at this inode for a while, after an error. Its reader gets the errors of its files."""
         try:
             try:
                 yield

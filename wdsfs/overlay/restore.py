@@ -33,7 +33,7 @@ class Target(NamedTuple):
 
     @property
     def path(self) -> bytes:
-        """Its path below the top, without a slash in front."""
+        """The path below the top, without a slash in front."""
         above = self.directory.path()
         return above + b"/" + self.name if above else self.name
 

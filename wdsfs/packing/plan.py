@@ -84,7 +84,7 @@ class NewMember(NamedTuple):
 
     @property
     def header(self) -> bytes:
-        """Its headers in the tar."""
+        """The headers of the file in the tar."""
         return headers.encode(self.name, self.size, self.mtime, self.common)
 
     @property

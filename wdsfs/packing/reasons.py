@@ -1,4 +1,4 @@
-"""Why a file cannot be packed: the one rule of all writers for a name in the tar, and the texts for users.
+"""Reasons why a file cannot be packed: the one rule of all writers for a name in the tar, and the texts for users.
 
 Remarks about files that can be packed are here, too.
 """

@@ -82,7 +82,7 @@ class Preview(NamedTuple):
 
     @property
     def weight(self) -> int:
-        """About how many bytes of memory it takes."""
+        """The bytes of memory that this takes, about."""
         cells = sum(4 * len(cell) + 60 for row in self.rows for cell in row)
         return 1000 + 4 * len(self.text) + cells + sum(500 + len(picture.data) for picture in self.pictures)
 

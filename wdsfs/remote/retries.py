@@ -238,7 +238,7 @@ async def again(
 
 
 class Threads:
-    """Up to `most` threads for calls that wait, of one event loop.
+    """Threads of one event loop for calls that wait: at most `most`.
 
     Many results wake the loop once, which makes a call cost a third of what it does in an Executor.
     """

@@ -1,4 +1,4 @@
-"""From the arguments of a user to an ordered list of shards.
+"""Make an ordered list of shards from the arguments of a user.
 
 A spec is a path, a pattern, a brace expression, a directory, a URL (`objects.py`), or a file that lists shards.
 `expand.py` is the way through the room, and names the shards in the mount: `spec_words.py` says which paths the

@@ -1,4 +1,4 @@
-"""From words to shards that exist: directories, lists and indexes among the words are replaced by their shards.
+"""Make words into shards that exist: directories, lists and indexes among the words are replaced by their shards.
 
 A shard that is missing is noticed here, before anything is opened. No shard is opened and no symbolic link is
 resolved.

@@ -1,4 +1,4 @@
-"""From specs to words: the paths of files and directories that specs name, as they are typed.
+"""Make specs into words: the paths of files and directories that specs name, as they are typed.
 
 A spec is a path, a glob (`train-*.tar`, `**` too), a brace expression, a URL, a list of specs (`@list.txt`), or
 several of these joined by `::`, the webdataset library's separator. `${NAME}` is replaced as in that library, and
