@@ -22,6 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 CAST = ROOT / "docs" / "images" / "session.cast"
 WIDTH = 100
 KEY, PAUSE = 0.03, 0.9  # seconds for a key, and before the next command
+SHOWN = 2  # seconds that the end is shown before the session is played
 
 
 def commands() -> list[str]:
@@ -71,7 +72,10 @@ def cast(answers: list[tuple[str, str]]) -> str:
 
 
 def picture(answers: list[tuple[str, str]]) -> str:
-    """Return an SVG in which the lines come one after the other; it has the fonts of the viewer's machine."""
+    """Return an SVG of the whole session, which then plays it line by line.
+
+    A viewer without animation, or a preview of the first frame, shows the end. The fonts are the viewer's.
+    """
     console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True, highlight=False)
     times: list[float] = []
     now = 0.0
@@ -84,11 +88,11 @@ def picture(answers: list[tuple[str, str]]) -> str:
     svg = re.sub(r"@font-face {.*?}", "", svg, flags=re.DOTALL).replace("Fira Code, monospace", "monospace")
     # A line is drawn by elements that are clipped to it.
     rules = [
-        f'[clip-path="url(#session-line-{line})"] {{ animation: appear 0.2s {at:.2f}s both }}'
+        f'[clip-path="url(#session-line-{line})"] {{ animation: hide {at:.2f}s {SHOWN}s }}'
         for line, at in enumerate(times)
     ]
     style = "@media (prefers-reduced-motion: no-preference) {\n" + "\n".join(rules) + "\n}"
-    return svg.replace("</style>", f"@keyframes appear {{ from {{ opacity: 0 }} }}\n{style}\n</style>", 1)
+    return svg.replace("</style>", f"@keyframes hide {{ from, to {{ opacity: 0 }} }}\n{style}\n</style>", 1)
 
 
 if __name__ == "__main__":
