@@ -27,12 +27,13 @@ Order = Any  # an array with the number of each sample, in the order of an epoch
 
 
 def quality(order: Order) -> str:
-    places = np.empty(SAMPLES, np.int64)
-    places[order] = np.arange(SAMPLES)
+    """Return the shards of a batch, its largest share of one shard, the distance of neighbours, and the trend."""
+    places = np.argsort(order)
     batches = (order[: SAMPLES // BATCH * BATCH] // SHARD).reshape(-1, BATCH)
     shards = np.mean([len(np.unique(batch)) for batch in batches])
+    share = np.mean([np.bincount(batch).max() for batch in batches]) / BATCH
     trend = np.corrcoef(np.arange(SAMPLES), places)[0, 1]
-    return f"{shards:6.1f} {np.abs(np.diff(places)).mean() / SAMPLES:8.2%} {abs(trend):7.3f}"
+    return f"{shards:6.1f} {share:7.1%} {np.abs(np.diff(places)).mean() / SAMPLES:8.2%} {abs(trend):7.3f}"
 
 
 def of_wdsfs(open_ranges: int) -> Order:
@@ -73,7 +74,7 @@ def of_mosaic(name: str) -> Order:
 ORDERS: dict[str, tuple[str, Callable[[], Order]]] = {
     "a full shuffle": ("numpy", lambda: np.random.default_rng(0).permutation(SAMPLES)),
     "wdsfs.Shuffle": ("wdsfs", lambda: of_wdsfs(100)),
-    "wdsfs.Shuffle, open_ranges=400": ("wdsfs", lambda: of_wdsfs(400)),
+    "wdsfs.Shuffle, open_ranges=50": ("wdsfs", lambda: of_wdsfs(50)),
     "webdataset, .shuffle(1000)": ("webdataset", lambda: of_webdataset(1000)),
     "webdataset, .shuffle(50000)": ("webdataset", lambda: of_webdataset(50_000)),
     "wids, ChunkedSampler": ("wids", of_wids),
@@ -83,7 +84,7 @@ ORDERS: dict[str, tuple[str, Callable[[], Order]]] = {
 
 
 if __name__ == "__main__":
-    print(f"{'':32} shards distance   trend")
+    print(f"{'':32} shards   share distance   trend")
     for name, (module, order) in ORDERS.items():
         if importlib.util.find_spec(module) is not None:
             print(f"{name:32} {quality(order())}", flush=True)

@@ -164,11 +164,11 @@ class Shuffle:
     def __iter__(self) -> Iterator[Any]:
         """Yield the batches of the epoch, lists of numbers; numbers if there is no batch size."""
         least = self.world_size * (self.batch_size or 1) if self._drop_last else 1
-        if self._mix.length - _consumed(self._stages) < least and not (self._begun or self._is_chosen):
-            # A state from the end of an epoch. StatefulDataLoader drops this and asks again: for the next epoch.
-            self._begun = True
-            return iter(())
-        return self._iterate()
+        is_over = self._mix.length - _consumed(self._stages) < least and not (self._begun or self._is_chosen)
+        self._begun |= is_over  # the state that was loaded is of the end of an epoch: begin the next epoch
+        batches = self._iterate()
+        # After such a state StatefulDataLoader drops an iteration, and asks for another.
+        return _Batches(batches, iter(()) if is_over else batches)
 
     def _iterate(self) -> Iterator[Any]:
         if self._begun:
@@ -237,6 +237,22 @@ class Shuffle:
             raise UsageError("the state is of another set: open the same shards with the same range_bytes")
         self.seed = seed
         self._place([stage for stage in stages if stage.taken], epoch)
+
+
+class _Batches(Iterator[Any]):
+    """The batches of an iteration. Only torchdata's StatefulDataLoader loads a state into it."""
+
+    def __init__(self, batches: Iterator[Any], batches_if_loaded: Iterator[Any]) -> None:
+        self._batches, self._batches_if_loaded = batches, batches_if_loaded
+
+    def __next__(self) -> Any:
+        return next(self._batches)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, _: object) -> None:
+        self._batches = self._batches_if_loaded
 
 
 def _ranges_of(samples: Any, range_bytes: int) -> Ranges:

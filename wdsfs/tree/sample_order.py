@@ -1,9 +1,9 @@
 """The order of an epoch: each sample once, mixed with the samples of other ranges, each range read in one go.
 
 A set is cut into ranges of neighbouring samples. Their permutation is dealt to the ranks, so that ranks share no
-range, and each rank draws from some dozens of ranges at a time: a sample's key is a random number in a window
-around its range, and a rank takes its samples by their keys. Any place of an epoch is therefore computed from the
-ranges around it alone.
+range, and each rank draws from some dozens of ranges at a time: the keys of a range's samples are numbers in a
+window around it, at random gaps, and a rank takes its samples by their keys. Any place of an epoch is therefore
+computed from the ranges around it alone.
 
 An order is a format: checkpoints name places in it, so it must never change. It follows from SplitMix64 and
 BLAKE2b, in integers, and from no generator whose stream another version of a library may change.
@@ -203,14 +203,30 @@ class Lane:
         begin = int(np.searchsorted(self._low, first - self._window, "right"))
         end = int(np.searchsorted(self._low, stop))
         sizes = self._sizes[begin:end]
+        owners = np.repeat(np.arange(begin, end), sizes)
         samples = self._order.ranges.samples(_places(self._starts[begin:end], sizes))
-        bits = random_bits(samples, self._order.key)
-        spans = np.repeat(self._spans[begin:end], sizes).astype(np.uint64)
-        offsets = ((bits >> np.uint64(32)) * spans >> np.uint64(32)).astype(np.int64)
-        ties = (bits & np.uint64((1 << TIE_BITS) - 1)).astype(np.int64)
-        keys = np.repeat(self._low[begin:end], sizes) + offsets << TIE_BITS | ties
+        bits = random_bits(samples, self._order.key).astype(np.int64)
+        in_ranges = np.argsort(owners - begin << 28 | bits >> 36 & (1 << 28) - 1, kind="stable")
+        samples = samples[in_ranges]  # in a random order within each range
+        keys = self._keys(slice(begin, end), bits)
         order = np.argsort(keys, kind="stable")[taken - int(self._before[begin]) :]
-        return keys[order], samples[order], np.repeat(np.arange(begin, end), sizes)[order]
+        return keys[order], samples[order], owners[order]
+
+    def _keys(self, own: slice, bits: Numbers) -> Numbers:
+        """Return the keys for the samples of these ranges.
+
+        A range has its keys all over its window, at gaps of 5/8 to 11/8 of their mean. So a batch seldom has two
+        samples of a range, and which ranges meet in a batch does not tell which will meet some batches later.
+        """
+        sizes = self._sizes[own]
+        gaps = (bits & 0xFFFF) * 3 + (5 << 15)
+        ends, last = np.cumsum(gaps), np.cumsum(sizes) - 1
+        totals = np.diff(ends[last], prepend=0)
+        # The gaps lie on a circle, and the window begins anywhere in the last one.
+        begins = ends[last] - totals - (gaps[last] * (bits[last] >> 16 & 0xFFFF) >> 16)
+        columns = (self._low[own], self._spans[own], begins, totals)
+        lows, spans, begins, totals = (np.repeat(column, sizes) for column in columns)
+        return lows + (ends - gaps - begins) * spans // totals << TIE_BITS | bits >> 16 & (1 << TIE_BITS) - 1
 
 
 def steps_after(ranges: Ranges, words: Sequence[object], stages: Sequence[Stage], rank: int) -> Iterator[Step]:
