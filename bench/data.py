@@ -35,6 +35,7 @@ class Sizes:
     medium_mib: int = 384
     large_mib: int = 256
     images: int = 800
+    training: int = 25_600
     pairs: int = 10_000
     photos: int = 2000
     captions: int = 50_000
@@ -54,6 +55,7 @@ TINY = Sizes(
     medium_mib=16,
     large_mib=16,
     images=64,
+    training=640,
     pairs=200,
     photos=100,
     captions=1000,
@@ -233,26 +235,54 @@ def _large(data: Set, sizes: Sizes) -> None:
     data.shards.append(tar.shard)
 
 
+def _photographs(count: int, extent: int, quality: int) -> list[bytes]:
+    """JPEGs of so many pixels square, cut from photographs."""
+    image = importlib.import_module("PIL.Image")
+    photographs = importlib.import_module("sklearn.datasets").load_sample_images().images
+    random, made = np.random.default_rng(4), []
+    for _ in range(count):
+        pixels = photographs[int(random.integers(len(photographs)))]
+        top, left = (int(random.integers(size - extent + 1)) for size in pixels.shape[:2])
+        part = np.rot90(pixels[top : top + extent, left : left + extent], int(random.integers(4)))
+        part = np.clip(part + random.normal(0, 4, part.shape), 0, 255).astype(np.uint8)
+        out = io.BytesIO()
+        image.fromarray(part).save(out, "JPEG", quality=quality)
+        made.append(out.getvalue())
+    return made
+
+
 def _images(data: Set, sizes: Sizes) -> None:
-    """JPEGs of 320 x 320 pixels, cut from photographs, in a folder for each of ten classes.
+    """JPEGs of 320 x 320 pixels in a folder for each of ten classes.
 
     More shards than the loader has workers: the webdataset library gives whole shards to them.
     """
-    image = importlib.import_module("PIL.Image")
-    photographs = importlib.import_module("sklearn.datasets").load_sample_images().images
-    random = np.random.default_rng(4)
+    photographs = iter(_photographs(sizes.images // 8 * 8, 320, 90))
     for number in range(8):
         with _Tar(data.directory / f"images-{number:06d}.tar") as tar:
             for sample in range(sizes.images // 8):
-                pixels = photographs[int(random.integers(len(photographs)))]
-                top, left = (int(random.integers(extent - 320 + 1)) for extent in pixels.shape[:2])
-                part = np.rot90(pixels[top : top + 320, left : left + 320], int(random.integers(4)))
-                part = np.clip(part + random.normal(0, 4, part.shape), 0, 255).astype(np.uint8)
-                out = io.BytesIO()
-                image.fromarray(part).save(out, "JPEG", quality=90)
-                tar.add(f"c{sample % 10:02d}/img{number:03d}{sample:05d}.jpg", out.getvalue())
+                tar.add(f"c{sample % 10:02d}/img{number:03d}{sample:05d}.jpg", next(photographs))
                 tar.add(f"c{sample % 10:02d}/img{number:03d}{sample:05d}.cls", b"%d" % (sample % 10))
         data.shards.append(tar.shard)
+    write_wids_index(data)
+
+
+def _training(data: Set, sizes: Sizes) -> None:
+    """JPEGs of about 76 kB with a class, in shards of 61 MB: so many that not all ranges of an order are open."""
+    photographs = _photographs(min(sizes.training, 640), 400, 94)
+    for number in range(32):
+        with _Tar(data.directory / f"training-{number:06d}.tar") as tar:
+            for sample in range(number, sizes.training, 32):
+                tar.add(f"{sample:08d}.jpg", photographs[sample * 7 % len(photographs)])
+                tar.add(f"{sample:08d}.cls", b"%d" % (sample % 1000))
+        data.shards.append(tar.shard)
+    write_wids_index(data)
+
+
+def write_wids_index(data: Set) -> None:
+    """Write `index.json`, which wids needs. Samples have two columns."""
+    shards = [{"url": str(shard.path), "nsamples": len(shard.members) // 2} for shard in data.shards]
+    index = {"wids_version": 1, "name": "bench", "shardlist": shards}
+    (data.directory / "index.json").write_text(json.dumps(index))
 
 
 def _pairs(data: Set, sizes: Sizes) -> None:
@@ -361,6 +391,7 @@ WRITERS: dict[str, Callable[[Set, Sizes], None]] = {
     "medium": _medium,
     "large": _large,
     "images": _images,
+    "training": _training,
     "pairs": _pairs,
     "photos": _photos,
     "captions": _captions,
@@ -370,6 +401,7 @@ WRITERS: dict[str, Callable[[Set, Sizes], None]] = {
     "headers100k": _headers(100_000),
     "single": _single,
     "shards": lambda data, sizes: _links(data, "shard", sizes.mount_shards, 100),
+    "millions": lambda data, sizes: _links(data, "millions", sizes.mount_shards, MEMORY_SHARD),
     "few": lambda data, _: _links(data, "few", 1, MEMORY_SHARD),
     "many": lambda data, sizes: _links(data, "many", max(2, sizes.memory_samples // MEMORY_SHARD), MEMORY_SHARD),
 }

@@ -210,30 +210,35 @@ class Remote:
         self._wdsfs, self.home = wdsfs, home
         self.urls = [server.of(path) for path in shards]
         self.mountpoint = home / "mnt"
-        self.env = without_proxies() | {"XDG_RUNTIME_DIR": str(home), "XDG_STATE_HOME": str(home)}
-        self._places: list[str | Path] = ["--index-dir", home / "index"]
+        places = {"RUNTIME_DIR": home, "STATE_HOME": home}
+        self._env = without_proxies() | {f"XDG_{name}": str(place) for name, place in places.items()}
+        self._env |= {"WDSFS_CACHE_DIR": str(home / "cache"), "WDSFS_INDEX_DIR": str(home / "index")}
 
     def index(self) -> float:
         """Index the shards into an empty index, through an empty cache that no mount has; the seconds of the
         command."""
         with self._empty() as env:
             since = time.monotonic()
-            run(*self._wdsfs.command("index", "-q", *self._places, *self.urls), env=env)
+            run(*self._wdsfs.command("index", "-q", *self.urls), env=env)
             return time.monotonic() - since
 
     @contextlib.contextmanager
     def _empty(self) -> Iterator[dict[str, str]]:
         for old in ("index", "other"):
             shutil.rmtree(self.home / old, ignore_errors=True)
-        yield self.env | {"WDSFS_CACHE_DIR": str(self.home / "other")}
+        yield self._env | {"WDSFS_CACHE_DIR": str(self.home / "other")}
 
     def mount(self, *options: str, what: Sequence[str | Path] = (), fresh: bool = True) -> Mount:
         """Mount these shards (or `what`), with an empty cache if `fresh`."""
-        if fresh:
-            shutil.rmtree(self.home / "cache", ignore_errors=True)
-        start = self._wdsfs.command("mount", "-f", "-q", *self._places, *options)
+        env = self.fresh() if fresh else self._env
+        start = self._wdsfs.command("mount", "-f", "-q", *options)
         command = [*start, *(what or self.urls), self.mountpoint]
-        return mounted(command, self.mountpoint, self.env | {"WDSFS_CACHE_DIR": str(self.home / "cache")})
+        return mounted(command, self.mountpoint, env)
+
+    def fresh(self) -> dict[str, str]:
+        """Empty the cache; the environment of a program that uses it, and the index."""
+        shutil.rmtree(self.home / "cache", ignore_errors=True)
+        return self._env
 
 
 def without_proxies() -> dict[str, str]:

@@ -5,8 +5,6 @@ Each measurement has an empty cache, unless it says otherwise; the index is made
 
 from __future__ import annotations
 
-import importlib.util
-import json
 import random
 import sys
 import time
@@ -192,39 +190,3 @@ def by_webdataset(urls: Sequence[str]) -> float:
     """Return the seconds in which the webdataset library reads shards in order, each by a process of curl."""
     commands = [f"pipe:curl -s {url}" for url in urls]
     return float(run(sys.executable, "-c", _STREAM, *commands, env=without_proxies()))
-
-
-def remote_training(bench: Bench) -> None:
-    """Eight shards of samples of three files: a training loop."""
-    data, home = bench.sets.get("commit"), bench.sets.home / "network"
-    with network(bench.sets.home, home) as server:
-        shards = Remote(Wdsfs(bench.say), server, home, data.paths)
-        shards.index()
-        _training(bench, shards, data)
-
-
-def _training(bench: Bench, shards: Remote, data: Set) -> None:
-    """The first epoch of a PyTorch DataLoader with 4 workers, shards in random order: files of a mount with an
-    empty cache, and the webdataset library's own streaming."""
-    for module in ("torch", "webdataset"):
-        if importlib.util.find_spec(module) is None:
-            bench.results.absent("training loop over remote shards", f"no Python module {module}")
-            return
-    urls = [f"pipe:curl -s {url}" for url in shards.urls]
-    for turn in range(bench.repetitions):
-        with bench.attempt_at("wdsfs"), shards.mount("--layout", "files"):
-            bench.say(f"training loop: wdsfs, turn {turn + 1}")
-            _epoch(bench, "wdsfs", data, turn, "files", [str(shards.mountpoint)])
-        with bench.attempt_at("webdataset pipe:curl"):
-            bench.say(f"training loop: webdataset pipe:curl, turn {turn + 1}")
-            _epoch(bench, "webdataset pipe:curl", data, turn, "webdataset", urls)
-
-
-def _epoch(bench: Bench, name: str, data: Set, turn: int, kind: str, places: list[str]) -> None:
-    here = without_proxies() | {"PYTHONPATH": str(Path(__file__).parent.parent)}
-    command = [sys.executable, "-m", "bench.remote_epoch", kind, str(turn), *places]
-    report = json.loads(run(*command, limit=bench.limit, env=here))
-    members = [member for _, member in data.members()]
-    if report["sum"] != sum(member.crc for member in members):
-        raise Broken("the loader has seen other bytes than were written")
-    bench.add("training loop, first epoch", "MB/s", name, sum(m.size for m in members) / report["seconds"] / 1e6)

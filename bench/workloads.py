@@ -8,7 +8,6 @@ system that is wrong, fails or hangs is out of the workload, and the table says 
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import itertools
 import json
 import os
@@ -16,7 +15,6 @@ import random
 import shutil
 import sqlite3
 import subprocess
-import sys
 import tarfile
 import time
 import zlib
@@ -26,10 +24,9 @@ from pathlib import Path
 from bench import cache, clients
 from bench.clients import ClientsFailed, File, Job, Measured
 from bench.data import BLOCK, LARGE_MEMORY_SAMPLES, Member, Set, Shard
-from bench.remote import remote, remote_training
+from bench.remote import remote
 from bench.report import Case
 from bench.run import Bench, empty
-from bench.samples import library, write_index
 from bench.systems import (
     Broken,
     Ratarmount,
@@ -42,6 +39,7 @@ from bench.systems import (
     run,
 )
 from bench.tables import table
+from bench.training import loader, node, training
 
 MICRO = 1e6
 
@@ -522,79 +520,6 @@ def _check_committed(data: Set, copies: Path, changes: dict[str, bytes]) -> None
                     raise Broken(f"{copy.name}: {member.name} is not what it should be")
 
 
-# --- training ------------------------------------------------------------------------------------------------
-
-LOADERS = ("wdsfs", "wdsfs-image", "extracted", "ratarmount")
-
-
-def loader(bench: Bench) -> None:
-    """Epochs of a PyTorch DataLoader that decodes JPEGs, 4 workers, in a process of its own."""
-    for module in ("torch", "PIL", "sklearn"):
-        if importlib.util.find_spec(module) is None:
-            bench.results.absent("training loader", f"no Python module {module}")
-            return
-    data = bench.sets.get("images")
-    able = bench.taking(data, among=[name for name in LOADERS if name in bench.systems])
-    library = importlib.util.find_spec("webdataset") is not None
-    if not library:
-        bench.results.absent("webdataset", "no Python module webdataset")
-    totals: set[int] = set()
-    for _ in range(bench.repetitions):
-        for _, system in bench.turns(able, 1):
-            with bench.attempt(system), bench.mounted(system, data) as view:
-                totals.add(_epochs(bench, system.name, data, "files", [str(view.root)]))
-        if library:
-            cache.warm(data.paths)
-            totals.add(_epochs(bench, "webdataset", data, "webdataset", list(map(str, data.paths))))
-    if len(totals) > 1:
-        bench.results.failed(bench.workload, "all", "the sums of all pixels differ between the systems")
-
-
-def node(bench: Bench) -> None:
-    """For a machine with many cores and a GPU: reads by 1, 4 and 16 processes, and training by each way."""
-    modules = {"wids": "wids", "webdataset": "webdataset", "mosaic": "streaming"}
-    needed = {name: name for name in ("torch", "PIL", "sklearn")}
-    missing = {way for way, name in (needed | modules).items() if importlib.util.find_spec(name) is None}
-    for way in missing:
-        bench.results.absent(way, "no Python module of this")
-    if missing & {*needed}:
-        return
-    data = bench.sets.get("images")
-    write_index(data)
-    able = bench.taking(data, among=[name for name in LOADERS[:3] if name in bench.systems])
-    for _, system in bench.turns(able):
-        with bench.attempt(system), bench.mounted(system, data) as view:
-            files = view.files(data)
-            for readers in (1, 4, 16):
-                with bench.clients(
-                    *([clients.ReadFiles(own)] for own in clients.shares(files * 4, readers))
-                ) as all_:
-                    measured = all_.go()
-                bench.add(f"{readers} readers", "MB/s", system.name, measured.bytes / measured.seconds / 1e6)
-    for _ in range(bench.repetitions):
-        for way in [way for way in ("no loader", "samples", "Shuffle", *modules) if way not in missing]:
-            with bench.attempt_at(way):
-                cache.warm(data.paths)
-                _epochs(bench, way, data, way, list(map(str, data.paths)), "--train")
-        for _, system in bench.turns(able, 1):
-            with bench.attempt(system), bench.mounted(system, data) as view:
-                _epochs(bench, system.name, data, "files", [str(view.root)], "--train")
-
-
-def _epochs(bench: Bench, name: str, data: Set, kind: str, places: list[str], *options: str) -> int:
-    """Two epochs; returns the sum of all pixels. Raises Broken."""
-    index = str(data.directory.parent / "loader-index")
-    here = os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent), "WDSFS_INDEX_DIR": index}
-    out = run(sys.executable, "-m", "bench.loader", *options, kind, *places, limit=bench.limit, env=here)
-    report = json.loads(out.splitlines()[-1])  # peers print, too
-    images = data.count // 2
-    if report["images"] != [images, images]:
-        raise Broken(f"the loader has seen {report['images']} images, there are {images}")
-    for case, seconds in zip(("first epoch", "second epoch"), report["seconds"], strict=True):
-        bench.add(case, "images/s", name, images / seconds)
-    return int(report["total"])
-
-
 WORKLOADS: dict[str, tuple[str, Callable[[Bench], None]]] = {
     "walk": ("walk", walk),
     "stat": ("stat", walk),
@@ -611,11 +536,10 @@ WORKLOADS: dict[str, tuple[str, Callable[[Bench], None]]] = {
     "write": ("writing", write),
     "commit": ("commit", commit),
     "loader": ("training loader", loader),
-    "library": ("samples from Python", library),
+    "training": ("training", training),
     "node": ("training on a node", node),
     "table": ("tables", table),
     "remote": ("remote shards", remote),
-    "remote-training": ("remote shards", remote_training),
 }
 
 # Workloads that are asked for together: their names, and which systems take part unless others are named.
@@ -624,5 +548,5 @@ GROUPS: dict[str, tuple[list[str], list[str]]] = {
         ["walk", "first-read", "stream", "order", "image", "mount-time", "loader"],
         ["wdsfs", "wdsfs-image", "erofs", "extracted"],
     ),
-    "in-order": (["order", "passes", "remote", "remote-training"], ["wdsfs", "extracted"]),
+    "in-order": (["order", "passes", "remote"], ["wdsfs", "extracted"]),
 }
