@@ -1,6 +1,6 @@
 """Makes the manual page and the completions of shells from the program itself when a wheel is built.
 
-As a program: writes the manual page, all that `--help` says, to standard output.
+As a program: writes the manual page, all that `--help-all` says, to standard output.
 """
 
 import inspect
@@ -88,9 +88,9 @@ def _manual_of(command: click.Command, context: click.Context) -> Iterator[str]:
 
 
 def _manual_options(command: click.Command, context: click.Context) -> Iterator[str]:
-    for param in command.get_params(context):
+    for param in command.params if context.parent else command.get_params(context):
         record = param.get_help_record(context) if isinstance(param, click.Option) else None
-        if record is not None and not (context.parent and param is command.get_help_option(context)):
+        if record is not None:
             yield ".TP"
             yield f"\\fB{_roff_escaped(record[0])}\\fR"
             yield _roff_text(" ".join(record[1].split()))

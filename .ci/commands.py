@@ -1,7 +1,7 @@
-"""Writes docs/reference/commands.md from what `--help` says, so that no option is described twice.
+"""Writes docs/reference/commands.md and commands-make.md from the help texts, so that each option has one text.
 
-python .ci/commands.py           writes the page
-python .ci/commands.py --check   ends with 1 if the page is not what it would write
+python .ci/commands.py           writes the pages
+python .ci/commands.py --check   ends with 1 if it would change a page
 """
 
 import inspect
@@ -12,35 +12,48 @@ from pathlib import Path
 
 import click
 
-from wdsfs.cli.main import main
+from wdsfs.cli.main import GROUPS, main
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "commands.md"
-HEAD = """# Commands and options
+REFERENCE = Path(__file__).resolve().parent.parent / "docs" / "reference"
+MAIN_PAGE, OTHER_PAGE = "commands.md", "commands-make.md"
+OF_OTHER_PAGE = ("Make something of them", "Prepare")  # groups of `wdsfs --help`
+HEADS = {
+    MAIN_PAGE: f"""# Commands and options
 
-Written by `.ci/commands.py` from what `wdsfs COMMAND --help` says; a test compares. Every command has `-h`, \
-`--help`. Options that several commands have in the same words are explained once, at the \
-[end](#options-of-several-commands). The wheel brings it as a manual page (`man wdsfs`), `wdsfs completion` \
-completes it. What commands end with is in [exit codes](messages.md#exit-codes).
-"""
-SHARED = 2  # commands that have to have an option in the same words, for it to be explained once
+`.ci/commands.py` writes this page from `wdsfs COMMAND --help-all`. The commands that make shards, images, tables \
+and indexes have [their own page]({OTHER_PAGE}). Every command has `-h`, `--help`. \
+[Options of several commands](#options-of-several-commands) are explained once, at the end. A wheel contains \
+all of this as a manual page (`man wdsfs`). The [exit codes](messages.md#exit-codes) are the same for all commands.
+""",
+    OTHER_PAGE: f"""# Commands that make or prepare sets
+
+`.ci/commands.py` writes this page from `wdsfs COMMAND --help-all`. [Options of several commands]\
+({MAIN_PAGE}#options-of-several-commands) are explained once, on the page of the [other commands]({MAIN_PAGE}).
+""",
+}
+SHARED = 2  # commands with an option in the same words, from which on it is explained once
 KEEP_LINES = "\b"  # click's mark of a paragraph whose lines are not filled
 
 Explained = tuple[str, str]  # the names of an option, with what it takes; its help
 
 
-def page() -> str:
+def pages() -> dict[Path, str]:
+    """Return the text of each page."""
     top = click.Context(main, info_name="wdsfs", **main.context_settings)
     commands = {name: main.get_command(top, name) for name in main.list_commands(top)}
     shown = {name: command for name, command in commands.items() if command is not None and not command.hidden}
     options = {name: list(_options(command, top, name)) for name, command in shown.items()}
+    others = {name for group in OF_OTHER_PAGE for name in GROUPS[group]}
     every = [explained for explanations in options.values() for explained in explanations]
     # Of several wordings the rarest comes first, so that the most frequent one stays.
     by_name = {_first_name(explained): explained for explained in sorted(every, key=every.count)}
     shared = [explained for _, explained in sorted(by_name.items()) if every.count(explained) >= SHARED]
-    lines = [HEAD]
+    lines = {page: [head] for page, head in HEADS.items()}
     for name, command in shown.items():
-        lines += _section(name, command, top, options[name], shared)
-    return "\n".join([*lines, "## Options of several commands", "", *_points(shared), ""])
+        page = OTHER_PAGE if name in others else MAIN_PAGE
+        lines[page] += _section(name, command, top, options[name], shared)
+    lines[MAIN_PAGE] += ["## Options of several commands", "", *_points(shared), ""]
+    return {REFERENCE / page: "\n".join(text).rstrip("\n") + "\n" for page, text in lines.items()}
 
 
 def _options(command: click.Command, top: click.Context, name: str) -> Iterator[Explained]:
@@ -105,11 +118,8 @@ def _first_name(explained: Explained) -> str:
 
 
 if __name__ == "__main__":
-    text = page()
-    if "--check" in sys.argv:
-        sys.exit(
-            0
-            if PAGE.exists() and PAGE.read_text() == text
-            else f"{PAGE} is not up to date: python .ci/commands.py"
-        )
-    PAGE.write_text(text)
+    for path, text in pages().items():
+        if "--check" not in sys.argv:
+            path.write_text(text)
+        elif not path.exists() or path.read_text() != text:
+            sys.exit(f"{path} is not up to date: python .ci/commands.py")

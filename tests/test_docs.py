@@ -69,7 +69,7 @@ def test_format_md_names_every_section_and_the_format(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_every_command_and_option_in_a_document_exists(document: Path) -> None:
-    options = {"--help", "--version"}
+    options = {"--help", "--help-all", "--version"}
     for command in COMMANDS.values():
         assert command is not None
         for parameter in command.params:
@@ -105,15 +105,14 @@ def test_every_link_leads_somewhere(document: Path) -> None:
 
 
 LONGEST, ALL_PAGES = 300, 4_500  # lines of a page, and of all pages, that are written by hand
-GENERATED = "docs/reference/commands.md"
+GENERATED = ("docs/reference/commands.md", "docs/reference/commands-make.md")
 
 
 def test_pages_are_short() -> None:
     """What is new takes the place of something, and a fact stands once."""
     lines = {str(page.relative_to(ROOT)): page.read_text().count("\n") for page in (ROOT / "docs").rglob("*.md")}
-    del lines[GENERATED]
     assert not {page: count for page, count in lines.items() if count > LONGEST}
-    assert sum(lines.values()) <= ALL_PAGES
+    assert sum(count for page, count in lines.items() if page not in GENERATED) <= ALL_PAGES
 
 
 def _anchors(page: Path) -> set[str]:

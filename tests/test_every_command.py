@@ -21,7 +21,7 @@ from wdsfs.cli.main import main
 
 # Pages that are typed in, by test_first_steps, test_typed_pages, test_python_page and test_remote_page.
 TYPED = {"README", "captions", "images", "labels", "layouts", "loaders", "python", "stores"}
-GENERATED = {"commands"}
+GENERATED = {"commands", "commands-make"}
 PAGES = [page for page in sorted((ROOT / "docs").rglob("*.md")) if page.stem not in TYPED | GENERATED]
 _FENCED = re.compile(r"^( *)```sh\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 _INDENTED = re.compile(r"(?:^    \S.*\n|(?<=\n)      .*\n)+", re.MULTILINE)

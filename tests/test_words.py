@@ -19,7 +19,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 MODULES = sorted((ROOT / "wdsfs").rglob("*.py"))
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("wdsfs/**/*.md")])
-GENERATED = {ROOT / "docs/reference/commands.md"}  # its sentences are those of the options
+GENERATED = {*ROOT.glob("docs/reference/commands*.md")}  # its sentences are those of the options
 LEFT = ROOT / "tests/data/words_left.txt"
 WORDS_MAX = 30  # of a sentence, without those in parentheses and from a colon on
 

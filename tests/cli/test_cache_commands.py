@@ -120,7 +120,7 @@ def test_verify(filled: Path) -> None:
         flip(data, 5000)
     assert report("--verify", "s3://b/train/1.tar") == {"damaged": {"s3://b/train/1.tar": 4096}}
     assert run("--verify", "s3://b/train").splitlines() == [
-        "s3://b/train/0.tar: 64.0 KiB were damaged; they are fetched again when they are read"
+        "s3://b/train/0.tar: 64.0 KiB were damaged and dropped; the next read fetches them again"
     ]
     assert run("--verify", "s3://b/") == "no damage\n"
 

@@ -110,7 +110,7 @@ def test_what_an_interrupted_fetch_has_got_is_not_fetched_again(
         _, said = process.communicate()
     if number == signal.SIGINT:
         assert process.returncode == 130
-        assert said == b"wdsfs: interrupted; what has come is kept\n"
+        assert said == b"wdsfs: interrupted; the cache keeps the bytes fetched so far\n"
     web.requests.clear()
     report = fetch_json(program, web.url + "/s/x-0.tar")
     assert (report["fetched"], report["there"]) == (SIZE - here, here)
@@ -156,8 +156,8 @@ def test_a_shard_without_room_is_not_begun(program: Program, web: WebServer) -> 
     url = web.url + "/s/x-{0..2}.tar"
     done = program.run("fetch", "--jobs", "1", "--cache-size", "20M", url, code=3)
     assert done.stderr.decode() == (
-        f"wdsfs: the cache has no room for 1 shard more ({web.url}/s/x-2.tar): give it more by "
-        "--cache-size, or remove what is not needed any more by `wdsfs cache`\n"
+        f"wdsfs: the cache has no room for 1 shard more ({web.url}/s/x-2.tar): raise its limit by "
+        "--cache-size, or remove files by `wdsfs cache --trim` or `--clear`\n"
     )
     assert done.stdout.startswith(b"2 of 3 shards in the cache, 13.0 MiB: ")
     assert web.gets("/s/x-2.tar") == []

@@ -396,7 +396,7 @@ def test_stopped_while_writing(number: int, program: Program) -> None:
     process.send_signal(number)
     _, err = process.communicate(timeout=PATIENCE)
     if number == signal.SIGINT and process.returncode == 130:
-        assert err == b"wdsfs: interrupted; what is finished is kept, and the same command goes on from there\n"
+        assert err == b"wdsfs: interrupted; finished shards are kept: repeat the command, and it continues\n"
     suffixes = (".tar", ".tmp") if number == signal.SIGKILL else (".tar",)
     assert all(name.endswith(suffixes) for name in os.listdir(out))
     if number == signal.SIGTERM:

@@ -155,7 +155,7 @@ def test_check(program: Program, web: WebServer) -> None:
     done = program.run("check", web.url + "/set/x-{0..2}.tar", code=1)
     assert f"{web.url}/set/x-1.tar".encode() in done.stdout
     assert b"[truncated]" in done.stdout
-    assert b"not looked for: indexes of other tools beside 3 remote shards" in done.stderr
+    assert b"not checked: indexes of other tools beside 3 remote shards" in done.stderr
     assert {request.path for request in web.requests} == {f"/set/x-{number}.tar" for number in range(3)}
     url = web.url + "/set/x-{0,2}.tar"
     program.run("check", url)

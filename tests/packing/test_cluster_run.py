@@ -192,6 +192,10 @@ def test_an_interrupt_keeps_what_is_finished(program: Program) -> None:
         wait_until(lambda: (program.home / "stuck").exists(), "the executor to stop")
         process.send_signal(signal.SIGINT)
         out, err = process.communicate()
-    assert (process.returncode, out, err) == (130, b"", b"wdsfs: interrupted; what was indexed is kept\n")
+    assert (process.returncode, out, err) == (
+        130,
+        b"",
+        b"wdsfs: interrupted; the index keeps the shards read so far\n",
+    )
     report = program.json("index", "set/s*.tar")
     assert report["rebuilt"] == len(shards) - 1

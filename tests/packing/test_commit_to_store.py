@@ -244,7 +244,7 @@ def test_an_interrupt_ends_an_upload(with_fake: Program, s3: FakeS3) -> None:
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=PATIENCE)
         assert process.returncode == 130
-    assert b"what is finished is kept, and the same command goes on from there" in said
+    assert b"finished shards are kept: repeat the command, and it continues" in said
     assert list(s3.objects) == NAMES[:1]
     assert not left_over(with_fake)
 

@@ -17,10 +17,13 @@ import click
 from wdsfs.cli import interop_commands, output
 from wdsfs.cli.opening_options import opening_options_with
 from wdsfs.cli.option_kinds import (
+    RARE,
     Command,
+    Decorator,
     dry_run_option,
     flag,
     gather_options,
+    group_in_section,
     json_option,
     leave_out_option,
     offer_paths,
@@ -44,7 +47,7 @@ log = logging.getLogger("wdsfs")
 
 
 class Packing(NamedTuple):
-    """The options of `commit`; `options` are those that the plan depends on."""
+    """The options of `commit`. The plan depends on `options`, the rest concerns this command only."""
 
     options: CommitOptions
     abandon: bool
@@ -54,12 +57,14 @@ class Packing(NamedTuple):
     as_json: bool
 
     def check(self, tolerance: Tolerance) -> Packing:
-        """Return the same, with what is tolerated. Raises UsageError for options that do not go together."""
+        """Return the same with the tolerance. Raises UsageError for options that cannot be combined."""
         from wdsfs.packing.overlay_commit import CommitOptions
 
         chosen = dataclasses.replace(self.options, allow_missing=tolerance.allow_missing)
         if self.abandon and (chosen != CommitOptions() or self.exports or self.dry_run):
-            raise UsageError("--abandon only ends what was begun: it takes no option that says what to write")
+            raise UsageError(
+                "--abandon gives up an unfinished commit and writes nothing: leave out the other options"
+            )
         return self._replace(options=chosen if self.abandon else chosen.check())
 
 
@@ -71,6 +76,21 @@ def _packing(
     return Packing(CommitOptions(**given), abandon, exports, space_check, dry_run, as_json)
 
 
+_RARE: dict[str, Decorator[Any]] = {
+    "abandon": flag(
+        "--abandon",
+        "Give up a commit in place that was stopped half-way: replaced shards stay replaced, the other changes "
+        "stay in the overlay.",
+    ),
+    "link": flag("--link", "Hard-link unchanged shards instead of copying them. (This changes their ctime.)"),
+    "leave_out": leave_out_option,
+    "with_leavings": flag("--with-leavings", "Also pack leftovers of programs (`.cls.swp`, `cls~`, `.DS_Store`)."),
+    "ignore_times": flag("--ignore-times", "Ignore files of which only the time has changed."),
+    "exports": interop_commands.export_option,
+    "space_check": space_check_option(
+        "Write in place even if the file system seems too full: it may have reflinks or compression."
+    ),
+}
 packing_options = gather_options(
     "packing",
     _packing,
@@ -83,27 +103,11 @@ packing_options = gather_options(
             help="Names of the new shards: 'out/train-%06d.tar' or braces; also 's3://...', gs, az, ais.",
         ),
         "in_place": flag(
-            "--in-place", "Replace the shards that change, and empty the overlay, but for what is left out."
-        ),
-        "abandon": flag(
-            "--abandon",
-            "End a commit in place that was stopped half-way: shards that it has replaced stay replaced, other "
-            "changes stay in the overlay.",
-        ),
-        "link": flag("--link", "Hard-link shards without changes, not copy them. (That changes their ctime.)"),
-        "leave_out": leave_out_option,
-        "with_leavings": flag(
-            "--with-leavings", "Also pack what programs have left behind (`.cls.swp`, `cls~`, `.DS_Store`)."
-        ),
-        "ignore_times": flag(
-            "--ignore-times", "Files of which only the time has changed stay as they are in the shards."
-        ),
-        "exports": interop_commands.export_option,
-        "space_check": space_check_option(
-            "Go ahead in place where the file system seems too full: it may have reflinks or compression."
+            "--in-place", "Replace the changed shards, and remove the packed changes from the overlay."
         ),
         "dry_run": dry_run_option,
         "as_json": json_option,
+        **group_in_section(RARE, _RARE),
     },
 )
 
@@ -199,19 +203,24 @@ def _refuse_without_overlay(overlay: NamedOverlay) -> None:
 @named_overlay
 @packing_options
 @decode_members_is_gone
-@opening_options_with("Processes that index shards, and shards that are written at a time.", executor=True)
+@opening_options_with("Number of processes that index shards, and of shards written at a time.", executor=True)
 def commit(overlay: NamedOverlay, packing: Packing, opening: Opening) -> None:
-    """Write the changes of a writable mount, or with --overlay DIR those to SHARDS, into new shards.
+    """Write the changes of a writable mount, or with --overlay DIR the changes to SHARDS, into new shards.
 
-    The sources stay as they are, unless --in-place is given. A commit that was stopped goes on when it is
-    repeated. While a mount is committed, writers get EBUSY and readers go on. After --in-place the mount shows
-    the new shards, and files that are still open from a replaced shard give ESTALE.
+    The source shards stay unchanged, unless you type --in-place. If a commit was stopped, repeat it: it goes on.
 
     \b
     Examples:
       wdsfs commit /mnt/train -o 'new/train-%06d.tar'
       wdsfs commit /mnt/train --in-place
       wdsfs commit --overlay edits -o 'new/train-%06d.tar' 'train-{000000..000999}.tar'
+    \f
+
+    During the commit of a mount, writers get EBUSY and readers continue. After --in-place the mount shows the new
+    shards; a file that is still open from a replaced shard gives ESTALE.
+
+    \b
+    More examples:
       wdsfs commit --overlay edits --in-place 'train-{000000..000999}.tar'
       wdsfs commit --overlay edits -o 's3://bucket/new/train-%06d.tar' 'train-{000000..000999}.tar'
     """

@@ -20,15 +20,15 @@ from wdsfs.cli.option_kinds import Command, json_option, offer_mounts, retired
 from wdsfs.cli.output import on_terminal, say, show_page, write_json, write_page
 from wdsfs.errors import UsageError
 from wdsfs.host import MachineFinding
-from wdsfs.names import meant
+from wdsfs.names import closest
 from wdsfs.shared_settings import setting
 
-LAYOUTS = "layouts"  # a topic: its page is for users who have the program and no checkout
+LAYOUTS = "layouts"  # a topic: its page is for users without a checkout
 
 _LINKS_INSIDE = re.compile(r"\[([^]]*)\]\(#[^)]*\)")  # of a page of Markdown: a terminal does not follow them
 
 
-# What people come for: what to type, and what that does.
+# The commands for each task, with their effect.
 TASKS: dict[str, tuple[tuple[str, str], ...]] = {
     "Look at a set": (
         ("wdsfs mount SHARDS DIR", "Show samples as directories."),
@@ -42,17 +42,17 @@ TASKS: dict[str, tuple[tuple[str, str], ...]] = {
         ("wdsfs mount --keys LIST SHARDS DIR", "Show only the samples of a list."),
     ),
     "Train from it": (
-        ("wdsfs help layouts", "How to mount for which loader."),
+        ("wdsfs help layouts", "Show the layout for each loader."),
         ("wdsfs export -o DIR ...", "Write the index of NVIDIA DALI."),
     ),
     "Change samples: edit, add, delete, correct a label": (
         ("wdsfs mount --overlay EDITS SHARDS DIR", "Mount for changes by any program."),
-        ("wdsfs diff DIR", "Show what was changed."),
+        ("wdsfs diff DIR", "Show the changes."),
         ("wdsfs restore DIR/PATH", "Undo changes."),
-        ("wdsfs commit DIR -o 'new/%06d.tar'", "Write new shards with changes."),
+        ("wdsfs commit DIR -o 'new/%06d.tar'", "Write new shards with the changes."),
     ),
     "Make shards": (
-        ("wdsfs pack FOLDER -o 'set-%06d.tar'", "From files; shuffled, split."),
+        ("wdsfs pack FOLDER -o 'set-%06d.tar'", "From files; --shuffle, --split."),
         ("wdsfs pack --table CSV FOLDER -o ...", "With the columns of a table."),
         ("wdsfs pack --keys LIST SHARDS -o ...", "From chosen samples of shards."),
         ("wdsfs pack --columns jpg SHARDS -o ...", "From chosen or joined columns."),
@@ -64,16 +64,16 @@ TASKS: dict[str, tuple[tuple[str, str], ...]] = {
         ("wdsfs mount --engine kernel SHARDS DIR", "Without a daemon (for root)."),
     ),
     "Trouble: errors, a busy mount, a full disk": (
-        ("wdsfs doctor [DIR|URL]", "Why it fails here; what to type."),
+        ("wdsfs doctor [DIR|URL]", "Show why it fails; what to type."),
         ("wdsfs check SHARDS", "Find damage, and odd samples."),
-        ("wdsfs where DIR/PATH", "From which shard a file comes."),
+        ("wdsfs where DIR/PATH", "Show the shard of a file."),
         ("wdsfs umount --lazy DIR", "End a mount that is in use."),
-        ("wdsfs umount --all", "End all mounts, dead ones, too."),
-        ("wdsfs cache", "See and free room on the disk."),
+        ("wdsfs umount --all", "End all mounts, even dead ones."),
+        ("wdsfs cache", "Show the cache; free disk space."),
     ),
 }
 _TASKS_END = """SHARDS: a pattern in quotes ('train-{000..099}.tar'), files, directories, URLs.
-`wdsfs help COMMAND` explains a command, `wdsfs --help` lists all commands.
+`wdsfs help COMMAND` explains a command; `wdsfs --help` lists all commands.
 In Python, without a mount: help(wdsfs.samples), help(wdsfs.Shuffle)."""
 
 
@@ -88,7 +88,7 @@ def _offer_commands(ctx: click.Context, param: click.Parameter, incomplete: str)
 @click.argument("words", metavar=f"[COMMAND|{LAYOUTS}]", nargs=-1, shell_complete=_offer_commands)
 @click.pass_context
 def help_command(ctx: click.Context, words: tuple[str, ...]) -> None:
-    """Say what to type for a task; explain COMMAND; with `layouts` say which layout is for which loader.
+    """Show the commands for each task; explain COMMAND; with `layouts`, show which layout each loader reads.
 
     \b
     Examples:
@@ -109,16 +109,15 @@ def help_command(ctx: click.Context, words: tuple[str, ...]) -> None:
     explained = group.get_command(above, topic)
     if explained is None:
         names = group.list_commands(above)
-        hint = meant(topic, [*names, LAYOUTS]) or ";"
-        raise UsageError(
-            f"there is no command {topic!r}{hint} commands: {', '.join(names)}; to look for a word: man wdsfs"
-        )
+        close = closest(topic, [*names, LAYOUTS])
+        hint = f"Did you mean `{close}`? " if close else ""
+        raise UsageError(f"there is no command {topic!r}. {hint}Commands: {', '.join(names)}")
     with explained.context_class(explained, parent=above, info_name=explained.name) as context:
         show_page(explained.get_help(context))
 
 
 def _tasks(ctx: click.Context) -> str:
-    """Return the tasks with their commands, all with one second column."""
+    """Return the tasks with their commands; the second columns are aligned."""
     formatter = ctx.make_formatter()
     width = max(len(line) for rows in TASKS.values() for line, _ in rows)
     for title, rows in TASKS.items():
@@ -149,7 +148,7 @@ SHELLS = ("bash", "zsh", "fish")
 
 
 def script(shell: str) -> str:
-    """Return click's code for a shell to complete `wdsfs`; it runs the program with the words of the line."""
+    """Return click's code with which a shell completes `wdsfs`: it runs the program with the words of the line."""
     complete = get_completion_class(shell)
     assert complete is not None
     completer = complete(click.Command("wdsfs"), {}, "wdsfs", "_WDSFS_COMPLETE")
@@ -162,9 +161,9 @@ def script(shell: str) -> str:
 @click.command(cls=Command)
 @click.argument("shell", type=click.Choice(SHELLS), required=False)
 def completion(shell: str | None) -> None:
-    """Print what makes SHELL complete commands, options, paths and mount points of wdsfs.  [default: $SHELL]
+    """Print the script with which SHELL completes commands, options, paths and mount points.  [default: $SHELL]
 
-    Completing never asks a daemon, a mount or the network.
+    The completion asks no daemon, no mount and no network.
 
     \b
     Examples:
@@ -188,18 +187,18 @@ def completion(shell: str | None) -> None:
 
 @click.command(cls=Command)
 @click.argument("place", metavar="[MOUNTPOINT|URL]", required=False, shell_complete=offer_mounts)
-@index_dir_option("Check this directory for the index.  [env WDSFS_INDEX_DIR]")
+@index_dir_option("Directory of the index, to be checked.  [env WDSFS_INDEX_DIR]")
 @retired("--shards", "`wdsfs mount --engine auto` says what keeps the kernel from serving shards", metavar="DIR")
 @click.option(
     "--report",
     "is_report",
     is_flag=True,
-    help="Print what a report of a defect needs: versions, kernel, mounts; no paths, URLs or names.",
+    help="Print the facts for a bug report: versions, kernel, mounts; no paths, URLs or names.",
 )
 @store_option
 @json_option
 def doctor(place: str | None, is_report: bool, as_json: bool) -> None:
-    """Check if this machine can mount, or read shards from a URL, and say what to type if not.
+    """Check if this machine can mount, or read shards from a URL; if not, show the command that helps.
 
     \b
     Examples:

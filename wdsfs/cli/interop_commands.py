@@ -51,9 +51,9 @@ log = logging.getLogger("wdsfs")
 @click.command(cls=Command)
 @shards_argument
 @set_options
-@jobs_option("Processes that read shards.  [default: one per core]")
+@jobs_option("Number of processes that read shards.  [default: one per core]")
 @executor_option
-@flag("--notes", "Also what is harmless: directories, __meta__ members.")
+@flag("--notes", "Also report harmless members: directories, __meta__.")
 @keys_option
 @compressed_options
 @remote_options
@@ -68,18 +68,22 @@ def check(
     keys: str | None,
     as_json: bool,
 ) -> None:
-    """Look for what readers of the format trip over: one line per finding.
+    """Check shards for problems of readers: a line for each finding.
 
-    Damaged and truncated shards, shards without samples, samples that are split or whose members are not side by
-    side, extensions that occur twice, members in no sample, names whose dots cut keys, names that are not UTF-8,
-    samples without an extension that the others have, columns that only later shards have, members of 0 bytes in
-    a column with content, keys in several shards, numbers of samples that differ from those in a list of shards,
-    indexes of DALI and Energon that do not fit the shard beside them; with --keys also keys of no sample. Exit
-    code 0: nothing found; 1: findings; 3: a shard could not be read.
+    Exit code 0: no findings; 1: findings; 3: a shard is unreadable.
 
     \b
     Example:
       wdsfs check 'train-{000000..000999}.tar'
+    \f
+
+    \b
+    Shards:   damaged; truncated; without samples; a number of samples that differs from a list of shards;
+              an index of DALI or Energon that does not fit
+    Samples:  split; members that lie apart; an extension twice; an extension missing that the others have;
+              a key in several shards; with --keys a key of no sample
+    Members:  in no sample; dots in a name that cut the key; a name that is not UTF-8; 0 bytes in a column with
+              content; a column that only later shards have
     """
     wings.load("interop")
     from wdsfs.interop.judge import Judge
@@ -122,15 +126,15 @@ def _keys_missing(shards: Sequence[Shard], keys: str) -> str | None:
 
 
 def _remarks(shards: Sequence[Shard]) -> Iterator[str]:
-    """Yield notes: of samples that are counted and a mount leaves out; of what is not looked for."""
+    """Yield notes about samples that a mount leaves out, and about indexes that the check does not look for."""
     from wdsfs.door.urls import is_remote
 
     excluded = sum(len(shard.without) for shard in shards)
     if excluded:
-        yield f"counted here, too: {counted(excluded, 'sample')} excluded by a split file"
+        yield f"the counts include {counted(excluded, 'sample')} that a split file excludes"
     remote = sum(is_remote(shard.path) for shard in shards)
     if remote:
-        yield f"not looked for: indexes of other tools beside {counted(remote, 'remote shard')}"
+        yield f"not checked: indexes of other tools beside {counted(remote, 'remote shard')}"
 
 
 def uneven_text(path: bytes, members: Iterable[PlannedMember]) -> str:
@@ -150,7 +154,7 @@ def uneven_text(path: bytes, members: Iterable[PlannedMember]) -> str:
 
 
 class Format(click.Choice[str]):
-    """The type of the options that name a tool whose index is written; it knows how others are written."""
+    """The type of options that name a tool to write an index for. `WRITTEN_BY` has the commands of other tools."""
 
     WRITTEN_BY: ClassVar = {
         # It refuses shards of a Mac: the hidden files of one folder are all samples with the same key to it.
@@ -176,7 +180,7 @@ export_option: Decorator[Any] = click.option(
     "exports",
     type=Format(),
     multiple=True,
-    help="Also write the index that NVIDIA DALI reads, beside the new shards.",
+    help="Also write an index for NVIDIA DALI beside the new shards.",
 )
 
 
@@ -231,11 +235,13 @@ def after_commit(shards: Sequence[Shard], in_place: bool, opening: Opening) -> b
 @click.option("--format", "kinds", type=Format(), multiple=True, hidden=True)
 @shards_argument
 @set_options
-@click.option("-o", "--output", metavar="DIR", type=Directory(), required=True, help="Where it goes.")
+@click.option(
+    "-o", "--output", metavar="DIR", type=Directory(), required=True, help="The directory for the indexes."
+)
 @retired("--md5", "`widsindex create` writes the index with the MD5 of each shard")
 @keys_option
 @json_option
-@opening_options_with("Processes that read shards.", executor=True)
+@opening_options_with("Number of processes that read shards.", executor=True)
 def export(
     kinds: tuple[str, ...],
     shards: tuple[str, ...],
@@ -245,10 +251,10 @@ def export(
     as_json: bool,
     opening: Opening,
 ) -> None:
-    """Write the index that NVIDIA DALI reads of each of the SHARDS: a NAME.idx in the directory DIR.
+    """Write an index for NVIDIA DALI of each of the SHARDS: NAME.idx in the directory DIR.
 
-    It is for `readers.webdataset(index_paths=...)`. With --keys it has the listed samples only. Members that DALI
-    would read differently are named. Exit code 9: something could not be written.
+    DALI reads it by `readers.webdataset(index_paths=...)`. With --keys, the index has only the listed samples.
+    wdsfs names the members that DALI would read differently. Exit code 9: an index could not be written.
 
     \b
     Example:

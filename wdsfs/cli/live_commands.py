@@ -46,14 +46,12 @@ _DEFAULTS: dict[str, Any] = {
 
 @click.command(cls=Command)
 @click.argument("mountpoints", metavar="MOUNTPOINT...", nargs=-1, shell_complete=offer_mounts)
-@click.option(
-    "-a", "--all", "everything", is_flag=True, help="End every mount that `wdsfs status` shows as yours."
-)
-@click.option("-l", "--lazy", is_flag=True, help="Detach now, end when the last user is gone.")
+@click.option("-a", "--all", "everything", is_flag=True, help="End all mounts that `wdsfs status` shows as yours.")
+@click.option("-l", "--lazy", is_flag=True, help="Detach the mount now; end it when no program uses it any more.")
 def umount(mountpoints: tuple[str, ...], everything: bool, lazy: bool) -> None:
-    """End the mount at MOUNTPOINT, dead ones included. Returns when its daemon is gone.
+    """End the mount at MOUNTPOINT, even a dead mount. Returns when its daemon has ended.
 
-    `wdsfs unmount` is the same.
+    `wdsfs unmount` is the same command.
 
     \b
     Examples:
@@ -90,10 +88,9 @@ def umount(mountpoints: tuple[str, ...], everything: bool, lazy: bool) -> None:
 @click.argument("mountpoint", shell_complete=offer_mounts)
 @json_option
 def refresh(mountpoint: str, as_json: bool) -> None:
-    """Look again at the SHARDS of the mount at MOUNTPOINT: show new ones, and hide those that are gone.
+    """Show new shards in the mount at MOUNTPOINT, and hide removed shards. Returns when the mount shows them.
 
-    Returns when the mount shows what is there now. A mount with --follow looks by itself, too.
-    Unmount a mount that the kernel serves, and mount it again.
+    A mount with --follow does the same by itself. For a mount that the kernel serves, unmount and mount again.
 
     \b
     Examples:
@@ -121,10 +118,10 @@ def refresh(mountpoint: str, as_json: bool) -> None:
 @click.argument("paths", metavar="PATH...", nargs=-1, required=True, shell_complete=offer_paths)
 @json_option
 def where(paths: tuple[str, ...], as_json: bool) -> None:
-    """Say where PATHs in a mount come from: shard, member, key, byte; in the shards, or in an overlay.
+    """Show the origin of each PATH in a mount: shard, member, key and byte, or the file in the overlay.
 
-    For mounts of both engines, also of an image by mount(8). Directories have a shard, and the key if they are a
-    sample's.
+    `where` works for mounts of both engines, also for an image mounted by mount(8). For a directory it shows the
+    shard; for a sample also the key.
 
     \b
     Examples:
@@ -184,9 +181,10 @@ def _where_rows(origin: Origin) -> list[tuple[str, str]]:
 @click.argument("mountpoint", required=False, shell_complete=offer_mounts)
 @json_option
 def status(mountpoint: str | None, as_json: bool) -> None:
-    """Show every wdsfs mount of this user, or one of them in full.
+    """Show all your wdsfs mounts, or the mount at MOUNTPOINT in full.
 
-    Mounts of other users that you may read are listed, too, as far as the kernel knows of them. Root sees all.
+    `status` also lists mounts of other users that you can read, with the facts that the kernel knows. Root sees
+    all mounts.
 
     \b
     Examples:
@@ -333,7 +331,7 @@ def _traffic(store: dict[str, Any]) -> str:
 
 def _offline(report: dict[str, Any]) -> list[tuple[str, str]]:
     return [
-        ("offline", f"{store['store']} since {_when(store['offline_since'])}: only what is in the cache is served")
+        ("offline", f"{store['store']} since {_when(store['offline_since'])}: the mount serves cached bytes only")
         for store in report.get("remote", {}).get("stores", ())
         if store["offline_since"] is not None
     ]

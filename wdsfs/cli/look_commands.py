@@ -80,8 +80,8 @@ listing_options = gather_options(
     "listing",
     Listing,
     {
-        "long": flag("-l", "--long", "Also type, size and time."),
-        "recursive": flag("-R", "--recursive", "Everything below, as paths."),
+        "long": flag("-l", "--long", "Also show type, size and time."),
+        "recursive": flag("-R", "--recursive", "List all directories below, as paths."),
         "null": flag("-0", "--null", "End each name with a NUL byte."),
         "as_json": json_option,
     },
@@ -99,7 +99,7 @@ def ls(
 ) -> None:
     """List a directory of the tree without mounting it.
 
-    The last argument is a PATH below the mount when it names no shard.
+    If the last argument names no shard, it is a PATH in the tree.
 
     \b
     Examples:
@@ -269,11 +269,9 @@ _NEEDED = ("duckdb", "jinja2", "PIL", "pyarrow", "starlette", "tinytag", "uvicor
 @composition_options
 @class_names_option
 @click.option(
-    "--port", type=click.IntRange(0, 65535), default=0, help="The port on 127.0.0.1.  [default: a free one]"
+    "--port", type=click.IntRange(0, 65535), default=0, help="Port on 127.0.0.1.  [default: a free port]"
 )
-@click.option(
-    "--browser/--no-browser", default=True, help="Open the page in the browser, where there is a desktop."
-)
+@click.option("--browser/--no-browser", default=True, help="Open the page in the browser, if there is a desktop.")
 @opening_options
 def view(
     sources: tuple[str, ...],
@@ -286,14 +284,16 @@ def view(
 ) -> None:
     """Look at a set in the browser: samples with thumbnails, search, plots, problems.
 
-    The page is served on this machine only, under an address that nobody else knows; it ends with Ctrl-C. It is
-    for looking: samples are changed in a writable mount, and their pages say where. Needs the libraries of the
-    extra `view`, and says what to type without them.
+    Only this machine serves the page, at a secret address, until you press Ctrl-C.
 
     \b
     Examples:
       wdsfs view 'train-{000000..000999}.tar'
       wdsfs view /mnt/train
+    \f
+
+    The pages change nothing. To change a sample, use a writable mount; the page of the sample names its path.
+    `view` needs the libraries of the extra `view`. If they are missing, it names the command that installs them.
     """
     wings.load("pages")
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]

@@ -1,7 +1,7 @@
 """The command line: the group of all commands, messages, exit codes, interrupts.
 
-The module of a command is imported when the command is given, and imports what it works with when it is called, so
-that `wdsfs mount --help` is there at once.
+The group imports the module of a command when the command is typed. The command imports its other modules when it
+runs, so that `wdsfs mount --help` appears at once.
 """
 
 from __future__ import annotations
@@ -25,14 +25,13 @@ from wdsfs.log_lines import TerminalFormatter
 from wdsfs.names import shown
 
 EPILOG = """\b
-Exit codes: 0 done, 1 `check` or `diff` has findings (or a bug), 2 wrong arguments, 3 a shard is missing
-or unreadable, 4 no index can be made, 5 the mount cannot be made or ended, 6 no such path, 7 the commit
-cannot be made or finished, 8 the overlay cannot be used, 9 an index for another tool or an image
-cannot be written, 10 --executor names nothing that works, 130 interrupted."""
+Exit codes: 0 done, 1 `check` or `diff` has findings (or a bug), 2 wrong arguments, 3 a shard is missing or
+unreadable, 4 index failed, 5 mount or unmount failed, 6 no such path, 7 commit failed, 8 unusable overlay,
+9 image or index of another tool failed, 10 --executor failed, 130 interrupted."""
 
 
 class _Log(logging.Handler):
-    """Messages for the person at the terminal. `said` are the last warnings and errors."""
+    """Log records as messages on the terminal. `said` are the last warnings and errors."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,7 +43,7 @@ class _Log(logging.Handler):
         text = self.format(record)
         if record.levelno >= logging.WARNING:
             self.said.append(record.message)
-        # A terminal that is gone, or a pipe without a reader, must not end a mount.
+        # A closed terminal, or a pipe without a reader, must not end a mount.
         with contextlib.suppress(OSError, ValueError):
             say(*text.split("\n"), err=True)
 
@@ -53,7 +52,7 @@ _LOG = _Log()
 
 
 class _Group(Paged, click.Group):
-    """A group that turns exceptions into a message and an exit code, and lists its commands by purpose."""
+    """The group of all commands: turns exceptions into a message and an exit code, lists commands by purpose."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         width = max(map(len, self.list_commands(ctx)))
@@ -130,11 +129,11 @@ _HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 @click.group(cls=_Group, epilog=EPILOG, context_settings=_HELP)
 @click.version_option(__version__, "-V", "--version", prog_name="wdsfs")
-@flag("-v", "--verbose", "Say more of what is done.")
+@flag("-v", "--verbose", "Log more.")
 def main(verbose: bool) -> None:
     """Mount WebDataset shards as directories: every sample a directory, every column a file.
 
-    Not sure which command? `wdsfs help` says what to type for a task.
+    Not sure which command? `wdsfs help` shows the commands for each task.
 
     SHARDS are brace expressions (quote them: wdsfs expands them itself), paths, URLs, globs or directories of
     tars, lists of these (@list.txt), portable indexes (x.wdsidx), wids indexes (x.json), webdataset's YAML specs
@@ -152,42 +151,42 @@ def main(verbose: bool) -> None:
     logging.basicConfig(handlers=[_LOG], level=logging.DEBUG if verbose else logging.INFO, force=True)
 
 
-# All commands as `wdsfs --help` shows them: by what one is about to do, with a line of at most 64 characters each.
+# All commands by purpose, as `wdsfs --help` shows them; a line has at most 64 characters.
 GROUPS: dict[str, dict[str, str]] = {
     "Look at shards": {
-        "info": "Count samples and members, and the sizes of each column.",
+        "info": "Count samples and members; show the sizes of each column.",
         "ls": "List a directory of the tree without mounting it.",
         "cat": "Write a file of the tree to standard output.",
-        "check": "Look for what readers of the format trip over.",
+        "check": "Find damaged shards, odd samples and odd names.",
         "view": "Look at samples, plots and problems in the browser.",
     },
     "Mount them": {
         "mount": "Show SHARDS as directories and files at MOUNTPOINT.",
-        "umount": "End a mount, dead ones included.",
+        "umount": "End a mount, even a dead one.",
         "status": "Show all your mounts, or one of them in full.",
-        "where": "Say from which shard, member and byte a path comes.",
-        "refresh": "Show new shards in a mount, and hide those that are gone.",
+        "where": "Show the shard, member and byte of a path in a mount.",
+        "refresh": "Show new shards in a mount, and hide removed shards.",
     },
     "Change them (mount --overlay)": {
-        "diff": "Show what was changed.",
-        "restore": "Undo what was changed at a path, and below it.",
-        "commit": "Pack the changes into new shards.",
+        "diff": "Show the changes in a mount.",
+        "restore": "Undo the changes at a path and below it.",
+        "commit": "Write the changes into new shards.",
     },
     "Make something of them": {
-        "pack": "Make shards of directories of files.",
-        "image": "Make an image of names that the kernel mounts by itself.",
+        "pack": "Make shards from directories of files, or from shards.",
+        "image": "Make an image that the kernel mounts without a daemon.",
         "table": "Write a table of a set: keys, sizes, labels, fields of JSON.",
-        "export": "Write the index that NVIDIA DALI reads.",
+        "export": "Write an index for NVIDIA DALI.",
     },
     "Prepare": {
         "index": "Build or refresh the index of SHARDS without mounting.",
-        "fetch": "Bring whole remote shards into the cache.",
+        "fetch": "Download whole remote shards into the cache.",
         "cache": "Show, trim or clear the caches of shards.",
     },
     "Help": {
-        "doctor": "Check if this machine can mount, and say what to type if not.",
-        "help": "Say what to type for a task; explain a command.",
-        "completion": "Print what makes a shell complete commands and paths.",
+        "doctor": "Check if this machine can mount; if not, show what to type.",
+        "help": "Show the commands for a task; explain a command.",
+        "completion": "Print the script that completes commands in your shell.",
     },
 }
 # The modules of several commands; any other command NAME is in the module NAME_command.
@@ -200,4 +199,4 @@ MODULES = {
     **dict.fromkeys(("doctor", "help", "completion"), "help_commands"),
     **dict.fromkeys(("index", "fetch", "cache"), "prepare_commands"),
 }
-ALIASES = {"unmount": "umount"}  # what else commands are called
+ALIASES = {"unmount": "umount"}  # other names of commands

@@ -6,25 +6,28 @@ A mount is made in `mount/start.py`, an image in `kernel/image.py`.
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import os
 import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from wdsfs.cli.opening_options import opening_options
 from wdsfs.cli.option_kinds import (
+    RARE,
     SERVING,
+    SET,
     AtLeastOne,
     Command,
+    Decorator,
     Directory,
     flag,
     gather_options,
+    group_in_section,
     in_section,
     json_option,
     offer_directories,
@@ -50,7 +53,7 @@ FOLLOW, FOLLOW_SECONDS = "--follow", 60.0
 
 
 class MountCommand(Command):
-    """`--follow` without a value does not take the next argument for one, as an option with a value does."""
+    """The command `mount`: `--follow` without a value does not take the next argument as its value."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         end = args.index("--") if "--" in args else len(args)
@@ -58,98 +61,84 @@ class MountCommand(Command):
         return super().parse_args(ctx, given + args[end:])
 
 
-_serving = functools.partial(in_section, SERVING)
+_COMMON: dict[str, Decorator[Any]] = {
+    "overlay": click.option(
+        "--overlay",
+        type=Directory(),
+        metavar="DIR",
+        help="Make the tree writable. All changes go to DIR; `wdsfs commit` writes them into shards.",
+    ),
+    "follow": click.option(
+        FOLLOW,
+        type=AtLeastOne(),
+        metavar="[=SECONDS]",
+        help="Show new shards and hide removed shards: at once after a local change, and every SECONDS "
+        f"({FOLLOW_SECONDS:g} if not given).",
+    ),
+    "options": click.option(
+        "-o",
+        "options",
+        multiple=True,
+        metavar="OPT,...",
+        help="Mount options: ro, allow_other, uid=, gid=, umask=, fsname=, auto_unmount, nonempty, ...",
+    ),
+}
+_NEW = flag("--new", "Begin an empty set: with --overlay, without SHARDS. `wdsfs commit` writes its shards.")
+_SERVING: dict[str, Decorator[Any]] = {
+    "lazy": flag("--lazy", "Mount at once, and index each shard when a program first uses it."),
+    "engine": click.option(
+        "--engine",
+        type=click.Choice(ENGINES),
+        default=FUSE,
+        show_default=True,
+        help="fuse: a daemon serves the mount; kernel: the kernel serves it (plain local shards, read-only, for "
+        "root); auto: the kernel if it can, else a daemon.",
+    ),
+    "trust_shards": flag(
+        "--trust-shards",
+        "With the engine kernel: accept shards on network file systems, and shards whose times differ from the "
+        "times in the image, such as copies.",
+    ),
+    "foreground": flag("-f", "--foreground", "Stay in the foreground and log to the terminal."),
+    "read_only": flag("-r", "--read-only", "Show an overlay without allowing changes, as with -o ro."),
+    "workers": click.option(
+        "--workers",
+        type=click.IntRange(1, 16),
+        metavar="N",
+        help="Number of processes that serve the mount; with --overlay always one.  [default: one per core, 2 to "
+        "8]",
+    ),
+    "spin": click.option(
+        "--spin",
+        type=click.IntRange(0, 1000),
+        default=50,
+        show_default=True,
+        metavar="MICROSECONDS",
+        help="Time for which a worker polls for the next request before it sleeps. More is faster and takes more "
+        "processor time.",
+    ),
+    "readahead": click.option(
+        "--readahead",
+        type=click.IntRange(4, 16384),
+        default=256,
+        show_default=True,
+        metavar="KIB",
+        help="Part of a large file that the kernel reads ahead; always 128 for users other than root.",
+    ),
+    "push": click.option(
+        "--push",
+        type=click.Choice([AUTO, OFF]),
+        default=AUTO,
+        show_default=True,
+        help="Put the next files into the page cache for readers that read in order.",
+    ),
+}
 serving_options = gather_options(
-    "serving",
-    Serving,
-    {
-        "overlay": click.option(
-            "--overlay",
-            type=Directory(),
-            metavar="DIR",
-            help="Make the tree writable; all changes go to DIR. See also `wdsfs diff` and `wdsfs commit`.",
-        ),
-        "new": flag(
-            "--new", "Begin an empty set, with --overlay and without SHARDS; `wdsfs commit` makes its shards."
-        ),
-        "lazy": flag("--lazy", "Mount at once; index each shard when it is first used."),
-        "follow": click.option(
-            FOLLOW,
-            type=AtLeastOne(),
-            metavar="[=SECONDS]",
-            help="Show new shards, and hide those that are gone: at once after local changes, else every "
-            f"SECONDS ({FOLLOW_SECONDS:g} if not given). See also `wdsfs refresh`.",
-        ),
-        "engine": _serving(
-            click.option(
-                "--engine",
-                type=click.Choice(ENGINES),
-                default=FUSE,
-                show_default=True,
-                help="fuse: a daemon serves; kernel: the kernel does (plain local shards, read-only, for root); "
-                "auto: the kernel where it can.",
-            )
-        ),
-        "trust_shards": _serving(
-            flag(
-                "--trust-shards",
-                "By the kernel: accept shards whose times differ from those in the image, such as copies, and "
-                "shards on network file systems.",
-            )
-        ),
-        "foreground": flag("-f", "--foreground", "Stay in the foreground and log to the terminal."),
-        "read_only": flag("-r", "--read-only", "Show an overlay without allowing changes; the same as -o ro."),
-        "options": click.option(
-            "-o",
-            "options",
-            multiple=True,
-            metavar="OPT,...",
-            help="Mount options: ro, allow_other, uid=, gid=, umask=, fsname=, auto_unmount, nonempty, ...",
-        ),
-        "workers": _serving(
-            click.option(
-                "--workers",
-                type=click.IntRange(1, 16),
-                metavar="N",
-                help="Processes that serve, without --overlay; with it there is always one.  "
-                "[default: one per core, 2 to 8]",
-            )
-        ),
-        "spin": _serving(
-            click.option(
-                "--spin",
-                type=click.IntRange(0, 1000),
-                default=50,
-                show_default=True,
-                metavar="MICROSECONDS",
-                help="How long a worker polls for the next request before it sleeps: more is faster, and takes "
-                "more processor time.",
-            )
-        ),
-        "readahead": _serving(
-            click.option(
-                "--readahead",
-                type=click.IntRange(4, 16384),
-                default=256,
-                show_default=True,
-                metavar="KIB",
-                help="How much of a large file the kernel reads ahead; always 128 for users other than root.",
-            )
-        ),
-        "push": _serving(
-            click.option(
-                "--push",
-                type=click.Choice([AUTO, OFF]),
-                default=AUTO,
-                show_default=True,
-                help="Put the next files into the page cache ahead of readers that read in order.",
-            )
-        ),
-    },
+    "serving", Serving, {**_COMMON, "new": in_section(SET, _NEW), **group_in_section(SERVING, _SERVING)}
 )
 
 
-# Options that a mount of an image has, too. All others are about what the image holds already, or about a daemon.
+# Options of the mount of an image. All others are about the content of the image, or about a daemon.
 _FOR_IMAGES = {
     *("shards", "mountpoint", "base", "trust_shards", "wdsfs_trust", "options", "read_only", "quiet"),
     *("foreground", "engine"),
@@ -173,16 +162,22 @@ def mount(
 ) -> None:
     """Mount SHARDS at MOUNTPOINT, read-only unless with --overlay. Returns when the tree is usable.
 
-    A single shard, `x.tar`, needs no MOUNTPOINT: wdsfs mounts it at `./x`. If that directory does not exist,
-    wdsfs makes it, and removes it at the unmount.
-
-    `wdsfs help layouts` says which layout is for which loader, with a picture of each tree.
-
-    An image that `wdsfs image` has made is mounted by the kernel, which takes root.
+    `wdsfs help layouts` shows a picture of each layout, and says which loader reads it.
 
     \b
     Examples:
       wdsfs mount 'train-{000000..000999}.tar' /mnt/train
+      wdsfs mount --layout classes --columns 'jpg;png' shards/ /mnt/train
+      wdsfs mount --overlay edits 's3://bucket/train-{000..099}.tar' mnt
+    \f
+
+    A single shard, `x.tar`, needs no MOUNTPOINT: wdsfs mounts it at `./x`. If that directory does not exist,
+    wdsfs makes it, and removes it at the unmount.
+
+    For an image of `wdsfs image` the kernel serves the mount; only root can mount it.
+
+    \b
+    More examples:
       wdsfs mount --layout files -o allow_other shards/ /mnt/train
       wdsfs mount --follow shards/ /mnt/train
       wdsfs mount --names full --merge 'a-{0..9}.tar' 'b-*.tar' /mnt/all
@@ -358,17 +353,20 @@ def _owner(uid: int, gid: int, umask: str) -> Owner:
 _owner_options = gather_options(
     "owner",
     _owner,
-    {
-        "uid": click.option(
-            "--uid", type=click.IntRange(0, _ID_MAX), default=0, help="Owner of all files.  [default: root]"
-        ),
-        "gid": click.option(
-            "--gid", type=click.IntRange(0, _ID_MAX), default=0, help="Group of all files.  [default: root]"
-        ),
-        "umask": click.option(
-            "--umask", default="0", metavar="OCTAL", help="Bits to leave out of the modes 0444 and 0555."
-        ),
-    },
+    group_in_section(
+        RARE,
+        {
+            "uid": click.option(
+                "--uid", type=click.IntRange(0, _ID_MAX), default=0, help="Owner of all files.  [default: root]"
+            ),
+            "gid": click.option(
+                "--gid", type=click.IntRange(0, _ID_MAX), default=0, help="Group of all files.  [default: root]"
+            ),
+            "umask": click.option(
+                "--umask", default="0", metavar="OCTAL", help="Bits to remove from the modes 0444 and 0555."
+            ),
+        },
+    ),
 )
 
 
@@ -390,7 +388,7 @@ _owner_options = gather_options(
     "--base",
     type=Directory(),
     metavar="DIR",
-    help="Paths of shards below DIR are kept relative to it.  [default: the directory of FILE]",
+    help="Store paths of shards below DIR relative to it.  [default: the directory of FILE]",
 )
 @_owner_options
 @json_option
@@ -405,10 +403,10 @@ def image(
     as_json: bool,
     opening: Opening,
 ) -> None:
-    """Write an image of SHARDS that the kernel mounts by itself, over the shards: an EROFS file system of names.
+    """Write an image of SHARDS, an EROFS file system with the names: the kernel mounts it over the shards.
 
-    The image has the tree that `wdsfs mount` would show with the same options, and points into the shards, which
-    have to stay as they are. Root mounts it: faster than FUSE, and without a daemon.
+    The image has the tree of `wdsfs mount` with the same options. Do not change the shards: the image points into
+    them. Only root can mount the image, which is faster than FUSE and needs no daemon.
 
     \b
     Examples:

@@ -29,8 +29,8 @@ from wdsfs.spec import objects
 
 USAGE = "usage: mount.wdsfs SHARDS[::SHARDS...] MOUNTPOINT [-sfnv] [-o OPTION,...]"
 
-# What speaks to mount(8), to systemd or to a person. "rw" is among them because mount(8) adds it wherever
-# there is no "ro"; the last two lines are the kernel's business on file systems that can be written.
+# Options for mount(8), systemd or people. mount(8) adds "rw" wherever there is no "ro". The last two lines are for
+# the kernel, on writable file systems.
 _NOT_FOR_US = frozenset(
     (
         *("auto", "noauto", "defaults", "fail", "nofail", "_netdev", "rw"),
@@ -175,8 +175,8 @@ def _own(option: str) -> str:
 def _source_option(spec: str, passed: Sequence[str]) -> list[str]:
     """Return the option that makes the mount table show SPEC just as fstab has it, where an option can carry it.
 
-    That is how `mount -a` knows that it is mounted already. pyfuse3 takes options in ASCII only; a spec that
-    cannot be passed, or holds a secret, gets the usual source, and `mount -a` then meets "mounted there already".
+    By that `mount -a` recognizes the mount. pyfuse3 passes ASCII options only. A spec with other characters or
+    with a secret gets the usual source; `mount -a` then fails with "mounted there already".
     """
     if "://" in spec and objects.without_secrets(spec) != spec:
         return []

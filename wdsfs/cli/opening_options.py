@@ -12,6 +12,7 @@ import click
 
 from wdsfs import shared_settings
 from wdsfs.cli.option_kinds import (
+    RARE,
     SET,
     SHARED,
     Decorator,
@@ -97,7 +98,7 @@ trust_option = _shared(
     _trust_text,
     metavar="WHO,...",
     help="Also use directories (index, cache, overlay) and changed shards of these users and @groups; "
-    "`everyone` ends all such checks.  [default: only yours and root's; env WDSFS_TRUST]",
+    "`everyone` turns these checks off.  [default: only yours and root's; env WDSFS_TRUST]",
 )
 cache_size_option = _shared(
     "--cache-size",
@@ -105,14 +106,14 @@ cache_size_option = _shared(
     _size_text,
     metavar="SIZE",
     help="Limit of the cache of remote and unpacked shards, images and label tables, such as 800M or 2T.  "
-    "[default: half of what is free on its disk; env WDSFS_CACHE_SIZE]",
+    "[default: half of the free space of its disk; env WDSFS_CACHE_SIZE]",
 )
 _unpack_option = _shared(
     "--unpack",
     "UNPACK",
     str,
     type=click.Choice(["auto", "always", "never"]),
-    help="Compressed shards: unpack them into the cache (always), never, or if there is room (auto).  "
+    help="Unpack compressed shards into the cache: always, never, or if there is room (auto).  "
     "[default: auto; env WDSFS_UNPACK]",
 )
 _unpack_memory_option = _shared(
@@ -120,7 +121,7 @@ _unpack_memory_option = _shared(
     "UNPACK_MEMORY",
     _size_text,
     metavar="SIZE",
-    help="Limit of memory for unpacking a shard, in each process that does; 2G for `zstd --long=31`.  "
+    help="Limit of memory for unpacking a shard, for each process; `zstd --long=31` needs 2G.  "
     "[default: 256M; env WDSFS_UNPACK_MEMORY]",
 )
 store_option = _shared(
@@ -130,7 +131,7 @@ store_option = _shared(
     type=StoreOption(),
     metavar="[URL:]NAME=VALUE",
     multiple=True,
-    help="How to reach a store, such as endpoint=http://minio:9000 or s3://bucket:anonymous=true; "
+    help="Set an option of a store, such as endpoint=http://minio:9000 or s3://bucket:anonymous=true; "
     "repeatable.  [env WDSFS_STORE_OPTIONS]",
 )
 _fetch_memory_option = _shared(
@@ -138,7 +139,7 @@ _fetch_memory_option = _shared(
     "FETCH_MEMORY",
     _size_text,
     metavar="SIZE",
-    help="Limit of memory for bytes that are fetched and not in the cache yet, such as 1G.  [default: 256M; "
+    help="Limit of memory for fetched bytes that are not in the cache yet, such as 1G.  [default: 256M; "
     "env WDSFS_FETCH_MEMORY]",
 )
 _allow_pipe_option = _shared(
@@ -146,8 +147,8 @@ _allow_pipe_option = _shared(
     "ALLOW_PIPE",
     _always,
     is_flag=True,
-    help="Also run the commands (pipe:COMMAND) that lists and other files name, not only those of the "
-    "command line.  [env WDSFS_ALLOW_PIPE]",
+    help="Also run the commands (pipe:COMMAND) that lists and other files name, not only the commands that you "
+    "type.  [env WDSFS_ALLOW_PIPE]",
 )
 index_file_option = _shared(
     "--index-file",
@@ -157,8 +158,8 @@ index_file_option = _shared(
     metavar="FILE|URL",
     multiple=True,
     shell_complete=offer_paths,
-    help="Also look for the index of a shard in this file (.wdsidx); repeatable.  [default: any beside the "
-    "shards; env WDSFS_INDEX_FILE]",
+    help="Also look for the index of a shard in this file (.wdsidx); repeatable.  [default: each .wdsidx beside "
+    "the shards; env WDSFS_INDEX_FILE]",
 )
 
 
@@ -220,22 +221,25 @@ def workers_of(executor: str | None, jobs: int | None) -> Workers | None:
     return workers
 
 
-executor_option: Decorator[Any] = click.option(
-    "--executor",
-    metavar="NAME",
-    envvar="WDSFS_EXECUTOR",
-    help="Work on a cluster: dask:ADDRESS, ray[:ADDRESS], mpi, slurm:jobs=N,..., or MODULE:CALLABLE, which "
-    "returns a concurrent.futures.Executor; --jobs is then the number of units in flight.  "
-    "[default: processes of this machine; env WDSFS_EXECUTOR]",
+executor_option: Decorator[Any] = in_section(
+    RARE,
+    click.option(
+        "--executor",
+        metavar="NAME",
+        envvar="WDSFS_EXECUTOR",
+        help="Work on a cluster: dask:ADDRESS, ray[:ADDRESS], mpi, slurm:jobs=N,..., or MODULE:CALLABLE, which "
+        "returns a concurrent.futures.Executor. --jobs then limits the units in flight.  "
+        "[default: processes of this machine; env WDSFS_EXECUTOR]",
+    ),
 )
 # The damage of a set that a command tolerates.
 _TOLERANCE: dict[str, Decorator[Any]] = {
     "allow_missing": flag(
-        "--allow-missing", "Leave out shards that are missing or cannot be read: the set is smaller."
+        "--allow-missing", "Leave out shards that are missing or unreadable; the set is then smaller."
     ),
     "strict": flag(
         "--strict",
-        "Refuse a set with a damaged or unreadable shard, a split sample or a missing column; list these.",
+        "Refuse a set with a damaged or unreadable shard, a split sample or a missing column, and list them.",
     ),
 }
 
@@ -246,17 +250,19 @@ def _index_dir(_: click.Context, __: click.Parameter, value: str | None) -> str 
 
 
 def opening_options_with(
-    jobs: str = "Processes that index shards.", *, executor: bool = False, tolerance: bool = True
+    jobs: str = "Number of processes that index shards.", *, executor: bool = False, tolerance: bool = True
 ) -> Decorator[Any]:
     """Return the options of a command that opens a set; `jobs` is the help of `--jobs`.
 
-    `executor`: with `--executor`; `tolerance`: with `--allow-missing` and `--strict`.
+    `executor`: with `--executor`, and with `--jobs` among the common options; `tolerance`: with `--allow-missing`
+    and `--strict`.
     """
+    jobs_ = jobs_option(f"{jobs}  [default: one per core]")
     group: dict[str, Decorator[Any]] = {
         **(group_in_section(SET, _TOLERANCE) if tolerance else {}),
         **({"executor": executor_option} if executor else {}),
-        "quiet": flag("-q", "--quiet", "No progress bar, no hints."),
-        "jobs": jobs_option(f"{jobs}  [default: one per core]"),
+        "quiet": flag("-q", "--quiet", "Show no progress bar and no hints."),
+        "jobs": jobs_ if executor else in_section(SHARED, jobs_),
         "index_dir": in_section(
             SHARED,
             click.option(
@@ -264,7 +270,7 @@ def opening_options_with(
                 type=Directory(),
                 envvar="WDSFS_INDEX_DIR",
                 callback=_index_dir,
-                help="Where the index is.  [default: wdsfs in the user's cache directory; env WDSFS_INDEX_DIR]",
+                help="The directory of the index.  [default: wdsfs in your cache directory; env WDSFS_INDEX_DIR]",
             ),
         ),
     }

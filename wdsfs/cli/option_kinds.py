@@ -9,10 +9,10 @@ table; the shell itself completes paths.
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 import os
 import re
-import textwrap
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast
 
@@ -25,11 +25,13 @@ from wdsfs.errors import UsageError, parse_size
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 Decorator = Callable[[Decorated], Decorated]
 
-# The sections of options in a help text, in this order, after those options that are in none. Options of the last
-# section are the same for all commands: all but one only name them.
-SHOWN, SET, SERVING, SHARED = "What is shown", "Which shards", "How it is served", "Index, cache and stores"
-_EXPLAINS_SHARED, _FEW = "mount", 4
-_LAST = ("as_json", "executor", "quiet", "jobs", "help", "_click_default_help")  # of the options of a command
+# The sections of options in a help text, in this order; options without a section come first. `--help` shows the
+# first two sections; `--help-all` shows all. Up to `_FEW` options of the other sections are on `--help`, too.
+_OWN, SHOWN, DETAILS = "Options", "What is shown", "Classes, fields, odd samples"
+RARE, SET, SERVING, SHARED = "Less common", "Which shards", "How it is served", "Index, cache and stores"
+_COMMON, _FEW = (_OWN, SHOWN), 4
+_SECTIONS = (*_COMMON, DETAILS, RARE, SET, SERVING, SHARED)
+_LAST = ("as_json", "quiet", "jobs", "help_all", "help", "_click_default_help")  # of the options of a command
 _COLUMN = 24  # the widest option with text beside it
 
 
@@ -41,14 +43,18 @@ class _BoldHeadings(click.HelpFormatter):
 
 
 class _Context(click.Context):
+    explains_all = False  # `--help-all` was typed
+
     def make_formatter(self) -> click.HelpFormatter:
         if on_terminal():
             self.formatter_class = _BoldHeadings
         return super().make_formatter()
 
 
-def _show_help(ctx: click.Context, _: click.Parameter, is_wanted: bool) -> None:
+def _show_help(ctx: click.Context, param: click.Parameter, is_wanted: bool) -> None:
     if is_wanted and not ctx.resilient_parsing:
+        assert isinstance(ctx, _Context)
+        ctx.explains_all = param.name == "help_all"
         show_page(ctx.get_help())
         ctx.exit()
 
@@ -66,26 +72,52 @@ class Paged(click.Command):
 
 
 class Command(Paged):
-    """A command whose help has the options in sections: first its own, common ones before rare ones."""
+    """A command whose help has the options in sections; `--help-all` shows the sections that `--help` leaves out.
+
+    A form feed in the docstring begins the part of the text that is for `--help-all`.
+    """
+
+    def __init__(self, *args: Any, **details: Any) -> None:
+        super().__init__(*args, **details)
+        rare = [param for param in self.params if _section(param) not in _COMMON]
+        self._rare_count = len(rare) if len(rare) > _FEW else 0
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        return [*super().get_params(ctx), *[_HELP_ALL] * (self._rare_count > 0)]
+
+    def _is_short(self, ctx: click.Context) -> bool:
+        return self._rare_count > 0 and not (isinstance(ctx, _Context) and ctx.explains_all)
+
+    def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        text = inspect.cleandoc(self.help or "")
+        formatter.write_paragraph()
+        with formatter.indentation():
+            formatter.write_text(text.partition("\f")[0] if self._is_short(ctx) else text.replace("\f", ""))
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        sections: dict[str, list[tuple[str, str]]] = {
-            title: [] for title in ("Options", SHOWN, SET, SERVING, SHARED)
-        }
+        sections: dict[str, list[tuple[str, str]]] = {title: [] for title in _SECTIONS}
         for option in sorted(self.get_params(ctx), key=lambda param: param.name in _LAST):
             record = option.get_help_record(ctx) if isinstance(option, click.Option) else None
             if record is not None:
-                sections[getattr(option, "section", "Options")].append(record)
-        shared = sections[SHARED]
-        if len(shared) > _FEW and ctx.info_name != _EXPLAINS_SHARED:
-            names = ", ".join(name.split()[0] for name, _ in shared)
-            explained = f"{names}: see `wdsfs help {_EXPLAINS_SHARED}`."
-            lines = textwrap.wrap(explained, formatter.width - 2, break_on_hyphens=False)
-            sections[SHARED] = [(line, "") for line in lines]
-        for title, records in sections.items():
-            if records:
+                sections[_section(option)].append(record)
+        for title in _COMMON if self._is_short(ctx) else _SECTIONS:
+            if sections[title]:
                 with formatter.section(title):
-                    formatter.write_dl(records, col_max=_COLUMN)
+                    formatter.write_dl(sections[title], col_max=_COLUMN)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        if self._is_short(ctx):
+            formatter.write_paragraph()
+            formatter.write_text(f"`{ctx.command_path} --help-all` shows {self._rare_count} more options.")
+
+
+def _section(param: click.Parameter) -> str:
+    return getattr(param, "section", _OWN)
+
+
+_HELP_ALL = click.Option(
+    ["--help-all"], is_flag=True, is_eager=True, expose_value=False, callback=_show_help, help="Show all options."
+)
 
 
 def in_section(title: str, option: Decorator[Any]) -> Decorator[Any]:
@@ -216,7 +248,7 @@ def all_of(*options: Decorator[Any]) -> Decorator[Any]:
 
 # --- what shells offer: completion by TAB
 
-_PATH, _DIRECTORY = "file", "dir"  # of items: the shell completes what is typed
+_PATH, _DIRECTORY = "file", "dir"  # types of items that the shell itself completes
 _NOT_LOCAL = re.compile(r"^[a-z][a-z0-9+.-]*://|^pipe:")
 # A text that a shell takes for one word. bash inserts texts as they are, and others may have named a mount point.
 _ONE_WORD = re.compile(r"[\w@%+=:,./-]+")
@@ -257,11 +289,13 @@ def _mounts() -> list[str]:
 # --- options of several commands
 
 shards_argument = click.argument("shards", nargs=-1, required=True, shell_complete=offer_paths)
-json_option = flag("--json", "as_json", "Machine-readable output.")
+json_option = flag("--json", "as_json", "Print JSON.")
 
 # Of the commands that write shards.
-leave_out_option: Decorator[Any] = flag("--leave-out", "Go ahead without the files that cannot be packed.")
-dry_run_option: Decorator[Any] = flag("-n", "--dry-run", "Only show which shards would be written.")
+leave_out_option: Decorator[Any] = flag(
+    "--leave-out", "Leave out the files that cannot be packed, and write the others."
+)
+dry_run_option: Decorator[Any] = flag("-n", "--dry-run", "Only list the shards that would be written.")
 
 
 def jobs_option(text: str) -> Decorator[Any]:

@@ -53,7 +53,7 @@ def _echo(text: str, *, err: bool = False, newline: bool = True) -> None:
 
 
 def flush() -> None:
-    """Write out what was written to standard output so far."""
+    """Flush standard output. Raises OSError with `OUTPUT` as its file."""
     if sys.stdout is not None:
         with to_output():
             sys.stdout.flush()
@@ -77,7 +77,7 @@ def table_of(*columns: str) -> Table:
 
 
 def print_table(table: Table) -> None:
-    """Show a table: fitted to a terminal; in a pipe with whole lines, for what is cut cannot be searched."""
+    """Show a table: fitted to a terminal; in a pipe with whole lines, so that programs can search all of it."""
     from rich.console import Console
 
     console = Console(markup=False, highlight=False)
@@ -174,7 +174,7 @@ def is_directory(node: Node) -> bool:
 def _bar(label: str, total: int, quiet: bool, shown: str, **fields: Any) -> Iterator[Callable[..., None]]:
     """Show a bar; the block gets a function that takes the arguments of rich's `update`.
 
-    `shown` is what is counted (`shards`), "bytes" with their speed, or "%".
+    `shown` is the unit of `total`: a noun such as `shards`, "bytes" for sizes with a speed, or "%".
     """
     if quiet or sys.stderr is None or not sys.stderr.isatty():
         yield lambda **_: None
@@ -224,7 +224,7 @@ def bars(quiet: bool) -> Progress:
             speed = "shards, {task.fields[rate]} members/s"
             total, start = 0, time.monotonic()
             with (
-                when_interrupted("; what was indexed is kept"),
+                when_interrupted("; the index keeps the shards read so far"),
                 _bar("indexing", shards, quiet, speed, rate="-") as update,
             ):
 
@@ -251,7 +251,7 @@ def bars(quiet: bool) -> Progress:
 
 # --- the shards of a plan, for `commit` and `pack` ------------------------------------------------------------
 
-STOPPED = "; what is finished is kept, and the same command goes on from there"
+STOPPED = "; finished shards are kept: repeat the command, and it continues"
 _DONE = {"rewrite": "rewritten", "new": "new", "copy": "copied", "link": "linked"}
 
 

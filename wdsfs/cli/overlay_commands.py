@@ -1,7 +1,6 @@
 """The commands `diff` and `restore`, and the options by which these and `commit` name an overlay.
 
-The work is done in `mount/overlay_session.py`. As in `cli/main.py`, what is worked with is imported when it is
-needed.
+`mount/overlay_session.py` does the work. As in `cli/main.py`, functions import the modules of other rooms.
 """
 
 from __future__ import annotations
@@ -110,18 +109,21 @@ def with_index_of(mount: LiveMount, opening: Opening) -> Opening:
 @json_option
 @index_options
 def diff(overlay: NamedOverlay, as_json: bool, opening: Opening) -> None:
-    """Show the changes in a writable mount, or with --overlay DIR in SHARDS, sample by sample.
+    """Show the changes in a writable mount, or with --overlay DIR the changes to SHARDS: a line for each sample.
 
-    A line for a changed sample ends with its extensions: +added ~changed -removed =same content with another time
-    ("time only" if that is all). Files that cannot be packed are listed with the reason, and so are conflicts,
-    which stop every commit, even one with --leave-out. If there are any, the exit code is 1. Files that programs
-    leave behind (`.cls.swp`, `cls~`, `.DS_Store`) are listed apart, and no commit packs them without
-    --with-leavings.
+    The line ends with the extensions: +added ~changed -removed =same content with another time.
 
     \b
     Examples:
       wdsfs diff /mnt/train
       wdsfs diff --overlay edits 'train-{000000..000999}.tar'
+    \f
+
+    `diff` also lists files that cannot be packed, and conflicts, with the reason; the exit code is then 1.
+    A conflict stops every commit, even with --leave-out. "time only" marks a sample of which only times changed.
+
+    Leftovers of programs (`.cls.swp`, `cls~`, `.DS_Store`) have their own list. A commit packs them only with
+    --with-leavings.
     """
     from wdsfs.packing.diff import changes_of
 
@@ -185,9 +187,9 @@ def _sample_line(sample: ChangedSample) -> str:
 
 @click.command(cls=Command)
 @click.argument("arguments", metavar="[MOUNTPOINT] [PATH]...", nargs=-1, shell_complete=offer_mounts_or_paths)
-@_overlay_option("The directory with the changes, if it is not mounted.")
+@_overlay_option("The directory with the changes, if no mount uses it.")
 @flag("-a", "--all", "everything", "Undo every change.")
-@flag("-n", "--dry-run", "Only show what would be undone.")
+@flag("-n", "--dry-run", "Only list the changes that would be undone.")
 @json_option
 @index_options
 def restore(
@@ -198,14 +200,13 @@ def restore(
     as_json: bool,
     opening: Opening,
 ) -> None:
-    """Undo what was changed at PATH, and below it; the mount shows it at once.
+    """Undo the changes at PATH and below it. The mount shows the old content at once.
 
-    Files, samples and directories are then as the shards have them: removed ones are there again, and new ones are
-    gone.
+    Files, samples and directories are then as in the shards: removed files come back, new files disappear. You
+    lose their changed content; --dry-run only lists the changes.
 
-    PATH is a path in the mount, or, after MOUNTPOINT, one below its top, as `wdsfs diff` shows it. For
-    something renamed give either name: it gets the old one back. What was written is lost; --dry-run shows what
-    would be undone.
+    PATH is a path in the mount, or, after MOUNTPOINT, a path below its top, as `wdsfs diff` shows it. For a
+    renamed file or directory, type either name: it gets its old name back.
 
     \b
     Examples:

@@ -16,12 +16,16 @@ import click
 from wdsfs.cli import interop_commands, output
 from wdsfs.cli.opening_options import opening_options_with
 from wdsfs.cli.option_kinds import (
+    DETAILS,
+    RARE,
     Bytes,
     Command,
+    Decorator,
     LayoutName,
     dry_run_option,
     flag,
     gather_options,
+    group_in_section,
     json_option,
     leave_out_option,
     offer_paths,
@@ -43,9 +47,9 @@ log = logging.getLogger("wdsfs")
 
 
 class Packed(NamedTuple):
-    """The options of `pack`; `options` are those that the plan depends on.
+    """The options of `pack`. The plan depends on `options`, the rest concerns this command only.
 
-    `split` is the split of an Energon dataset that is packed, "" if none is named.
+    `split` is the split of an Energon dataset to pack, or "".
     """
 
     options: PackOptions
@@ -79,111 +83,112 @@ def _pack_options(
     return Packed(chosen, split, exports, space_check, dry_run, as_json)
 
 
+_COMMON: dict[str, Decorator[Any]] = {
+    "output": click.option(
+        "-o",
+        "--output",
+        metavar="PATTERN",
+        shell_complete=offer_paths,
+        required=True,
+        help="Names of the shards: 'out/set-%06d.tar', 's3://...' (gs, az, ais), or braces; {split} for --split.",
+    ),
+    "layout": click.option(
+        "--layout",
+        type=LayoutName(["auto", "files", "samples", "classes"]),
+        default="auto",
+        show_default=True,
+        help="Layout of DIRECTORY. files: key.ext; samples: a directory for each sample; classes: a directory for "
+        "each class (ImageFolder); auto: recognize it.",
+    ),
+    "tables": click.option(
+        "--table",
+        "tables",
+        multiple=True,
+        metavar="FILE[:COLUMN]",
+        shell_complete=offer_paths,
+        help="Add the values of each row of FILE to the sample that its COLUMN names: caption becomes "
+        "KEY.caption; --columns txt=caption chooses and renames; repeatable.",
+    ),
+    "shuffle": click.option(
+        "--shuffle",
+        metavar="SEED",
+        help="Shuffle the samples. SEED is any text; the same SEED gives the same order.  [default: by name]",
+    ),
+    "splits": click.option(
+        "--split",
+        "splits",
+        multiple=True,
+        metavar="NAME=FRACTION",
+        help="Put this fraction of the samples (of each class) into the shards of split NAME: --split train=0.9 "
+        "--split val=0.1. NAME alone chooses that split of an Energon dataset. Without --split, {split} is the "
+        "folder (train, val ...) below DIRECTORY.",
+    ),
+    "maxcount": click.option(
+        "--maxcount", type=click.IntRange(1), metavar="N", help="Most samples in a shard.  [default: 10000]"
+    ),
+    "maxsize": click.option(
+        "--maxsize",
+        type=Bytes(),
+        metavar="BYTES",
+        help="Begin the next shard after this many bytes of content: 500MB, 1GiB.  [default: 3e9]",
+    ),
+    "dry_run": dry_run_option,
+    "as_json": json_option,
+}
+_CLASSES: dict[str, Decorator[Any]] = {
+    "class_as": click.option(
+        "--class-as",
+        type=click.Choice(["number", "name", "none"]),
+        help="How --layout classes writes the class of a sample. number: its position in the order of names, "
+        "which go to classes.txt beside the shards; name: its name; none: not at all.  [default: number]",
+    ),
+    "class_column": click.option(
+        "--class-column", metavar="EXT", help="The column for the class.  [default: cls]"
+    ),
+    "class_names": click.option(
+        "--class-names",
+        type=click.Path(dir_okay=False),
+        metavar="FILE",
+        help="Read the numbers of the classes from FILE: one name a line for 0, 1, 2 ..., or a JSON list or "
+        "object.",
+    ),
+}
+_RARE: dict[str, Decorator[Any]] = {
+    "order": click.option(
+        "--order",
+        metavar="FILE[:COLUMN]",
+        multiple=True,
+        callback=list_file,
+        shell_complete=offer_paths,
+        help="Write the samples in the order of the keys in FILE, a list as for --keys.",
+    ),
+    "sort": flag("--sort", "Sort the samples of each of SHARDS by key."),
+    "keep_shards": flag("--keep-shards", "Write one new shard for each of SHARDS."),
+    "mtime": click.option(
+        "--mtime",
+        type=int,
+        metavar="SECONDS",
+        help="Give all members this time, so that copies of a directory give equal shards.  [default: the time "
+        "of each file]",
+    ),
+    "follow_links": flag("--follow-links", "Pack the targets of symbolic links, wherever they are."),
+    "leave_out": leave_out_option,
+    "with_leavings": flag("--with-leavings", "Also pack leftovers of programs (`1.cls~`, `Thumbs.db`)."),
+    "exclude": click.option(
+        "--exclude",
+        multiple=True,
+        metavar="PATTERN",
+        help="Leave out the files and directories with this name or path below DIRECTORY: '*.log', raw; "
+        "repeatable.",
+    ),
+    "exports": interop_commands.export_option,
+    "space_check": space_check_option("Write even if the file system seems too full."),
+}
 packed_options = gather_options(
     "packed",
     _pack_options,
-    {
-        "output": click.option(
-            "-o",
-            "--output",
-            metavar="PATTERN",
-            shell_complete=offer_paths,
-            required=True,
-            help="Names of the shards: 'out/set-%06d.tar' or braces, with {split} for --split; also 's3://...', "
-            "gs, az, ais.",
-        ),
-        "layout": click.option(
-            "--layout",
-            type=LayoutName(["auto", "files", "samples", "classes"]),
-            default="auto",
-            show_default=True,
-            help="files: key.ext; samples: a directory for each sample; classes: one for each class "
-            "(ImageFolder); auto: what it looks like, or an error. Not for SHARDS.",
-        ),
-        "class_as": click.option(
-            "--class-as",
-            type=click.Choice(["number", "name", "none"]),
-            help="What --layout classes writes to the column of the class: its number in the order of names, "
-            "which go to classes.txt beside the shards; its name; or no column.  [default: number]",
-        ),
-        "class_column": click.option(
-            "--class-column", metavar="EXT", help="The extension of that column.  [default: cls]"
-        ),
-        "class_names": click.option(
-            "--class-names",
-            type=click.Path(dir_okay=False),
-            metavar="FILE",
-            help="Take the numbers of the classes from here: one name a line for 0, 1, 2 ..., or a JSON list or "
-            "object.",
-        ),
-        "tables": click.option(
-            "--table",
-            "tables",
-            multiple=True,
-            metavar="FILE[:COLUMN]",
-            shell_complete=offer_paths,
-            help="Pack the values of each row of FILE with the sample that its COLUMN names: caption becomes "
-            "KEY.caption; --columns txt=caption chooses and renames; repeatable.",
-        ),
-        "shuffle": click.option(
-            "--shuffle",
-            metavar="SEED",
-            help="Shuffle the samples: any text; the same gives the same order everywhere.  [default: by name]",
-        ),
-        "order": click.option(
-            "--order",
-            metavar="FILE[:COLUMN]",
-            multiple=True,
-            callback=list_file,
-            shell_complete=offer_paths,
-            help="The samples in the order of the keys in FILE: a list as --keys takes it.",
-        ),
-        "splits": click.option(
-            "--split",
-            "splits",
-            multiple=True,
-            metavar="NAME=FRACTION",
-            help="Put this fraction of the samples (of each class) into shards with this name for {split}: "
-            "--split train=0.9 --split val=0.1. NAME alone: only this split of an Energon dataset. Without it "
-            "{split} is the folder (train, val ...) below DIRECTORY.",
-        ),
-        "sort": flag("--sort", "Sort the samples of each of SHARDS by key."),
-        "keep_shards": flag("--keep-shards", "Make one new shard of each of SHARDS."),
-        "maxcount": click.option(
-            "--maxcount", type=click.IntRange(1), metavar="N", help="Samples in a shard.  [default: 10000]"
-        ),
-        "maxsize": click.option(
-            "--maxsize",
-            type=Bytes(),
-            metavar="BYTES",
-            help="Bytes of content in a shard, after which the next one begins: 500MB, 1GiB.  [default: 3e9]",
-        ),
-        "mtime": click.option(
-            "--mtime",
-            type=int,
-            metavar="SECONDS",
-            help="Give all members this time, so that copies of a tree give the same bytes.  [default: that of "
-            "each file]",
-        ),
-        "follow_links": flag("--follow-links", "Pack what symbolic links lead to, wherever it is."),
-        "leave_out": leave_out_option,
-        "with_leavings": flag(
-            "--with-leavings", "Also pack what programs have left behind (`1.cls~`, `Thumbs.db`)."
-        ),
-        "exclude": click.option(
-            "--exclude",
-            multiple=True,
-            metavar="PATTERN",
-            help="Leave out the files and directories with this name, or path below DIRECTORY: '*.log', raw; "
-            "repeatable.",
-        ),
-        "exports": interop_commands.export_option,
-        "space_check": space_check_option("Go ahead where the file system seems too full."),
-        "dry_run": dry_run_option,
-        "as_json": json_option,
-    },
+    {**_COMMON, **group_in_section(DETAILS, _CLASSES), **group_in_section(RARE, _RARE)},
 )
-
 
 # Options that are about SHARDS.
 _NOT_FOR_FILES = {
@@ -214,9 +219,9 @@ _NOT_FOR_SHARDS = {
 
 
 class Made(NamedTuple):
-    """New shards that are planned, or made: their plan, those written now, and what is said of them.
+    """New shards, planned or written: their plan, the steps that this command did, and the facts for the report.
 
-    `first` are members at the start of the first shard; `shown` is what --dry-run shows of them.
+    `first` are members at the start of the first shard, `shown` the rows of --dry-run about them.
     """
 
     plan: Plan
@@ -233,28 +238,34 @@ class Made(NamedTuple):
 @packed_options
 @set_options_without_split
 @composition_options
-@opening_options_with("Shards that are written at a time.", executor=True)
+@opening_options_with("Number of shards written at a time.", executor=True)
 def pack(
     sources: tuple[str, ...], packed: Packed, selection: Selection, composition: Composition, opening: Opening
 ) -> None:
     """Pack the files in each DIRECTORY, or the samples of SHARDS, into new shards.
 
-    Keys are paths below DIRECTORY. What cannot be packed is named, and nothing is written, or with --leave-out it
-    is left out. A command that was stopped goes on when it is repeated. The same files give the same bytes.
-
-    From SHARDS it makes shards of what a mount with the same options shows (--columns, --field, --join ...).
-    Samples that are only chosen (--keys) are copied as they are. A directory is SHARDS if it has shards, and
-    beside them nothing but files about shards.
+    Keys are paths below DIRECTORY. If wdsfs cannot pack a file, it names the file and writes nothing.
 
     \b
     Examples:
-      wdsfs pack images/ -o 'set-%06d.tar'
-      wdsfs pack --layout classes ImageNet/train -o 'train/%06d.tar' --shuffle 1
+      wdsfs pack --layout classes --shuffle 1 ImageNet/train -o 'train/%06d.tar'
       wdsfs pack --table captions.csv --columns txt=caption images/ -o 'set-%06d.tar'
+      wdsfs pack --keys good.txt 'train-{000000..000999}.tar' -o 'good-%06d.tar'
+    \f
+
+    With --leave-out, wdsfs packs the other files. If you stop the command, repeat it: it goes on. The same files
+    give the same bytes.
+
+    From SHARDS, `pack` writes the samples that a mount with the same options shows (--columns, --field, --join
+    ...). Samples that you only choose (--keys) are copied unchanged. A directory counts as SHARDS if it contains
+    shards, and beside them only files about shards.
+
+    \b
+    More examples:
+      wdsfs pack images/ -o 'set-%06d.tar'
       wdsfs pack photos -o 'out/{split}-%06d.tar'
       wdsfs pack --split train=0.9 --split val=0.1 images/ -o 'out/{split}-%06d.tar'
       wdsfs pack --layout samples /mnt/train/* -o 's3://bucket/new/train-%06d.tar'
-      wdsfs pack --keys good.txt 'train-{000000..000999}.tar' -o 'good-%06d.tar'
       wdsfs pack --columns 'img=jpg;png' --field caption.txt=json:caption 'train-*.tar' -o 'new/%06d.tar'
       wdsfs pack --keep-shards --group-by-key 'train-*.tar' -o 'new/%06d.tar'
     """

@@ -1,7 +1,7 @@
 """The commands that prepare shards: `index`, `fetch` (whole remote shards into the cache) and `cache`.
 
-Fetching is the work of the fetcher (`remote/fetcher.py`): what is in the cache is not asked for, and a range that
-another process fetches at the moment is waited for.
+The fetcher (`remote/fetcher.py`) requests no bytes that are in the cache, and waits for bytes that another process
+is fetching.
 """
 
 from __future__ import annotations
@@ -61,16 +61,16 @@ log = logging.getLogger("wdsfs")
     "--output",
     metavar="FILE|URL",
     shell_complete=offer_paths,
-    help="Also write all of it to FILE.wdsidx, for other machines and places.",
+    help="Also write the index to FILE.wdsidx, for other machines and places.",
 )
 @click.option(
     "--update",
     metavar="FILE|URL",
     shell_complete=offer_paths,
-    help="Renew FILE.wdsidx: its shards as they are now, and SHARDS at the end.",
+    help="Renew FILE.wdsidx: index its shards again, and add SHARDS at the end.",
 )
-@flag("--allow-missing", "Leave shards out of FILE.wdsidx that are missing or cannot be read.")
-@flag("--prune", "Also drop what is kept of shards that are gone.")
+@flag("--allow-missing", "Leave missing and unreadable shards out of FILE.wdsidx.")
+@flag("--prune", "Also drop the records of removed shards.")
 @json_option
 def index(
     shards: tuple[str, ...],
@@ -82,7 +82,7 @@ def index(
     prune: bool,
     as_json: bool,
 ) -> None:
-    """Build or refresh the index of SHARDS without mounting. Only what has changed is read.
+    """Build or refresh the index of SHARDS without mounting. wdsfs reads only new and changed shards.
 
     \b
     Examples:
@@ -96,7 +96,7 @@ def index(
     if output is not None and update is not None:
         raise UsageError("-o and --update: one writes an index, the other renews it; leave one out")
     expanded = _shards(shards, update, selection._replace(allow_missing=allow_missing))
-    text = "; no index was written, what was indexed is kept" if update or output else "; what was indexed is kept"
+    text = "; the index keeps the shards read so far" + (", no file was written" if update or output else "")
     with when_interrupted(text):
         counts = index_set(expanded, opening, update or output, allow_missing, prune)
     report = {**counts, "seconds": round(time.monotonic() - since, 3)}
@@ -137,29 +137,29 @@ def _index_lines(report: Mapping[str, Any]) -> tuple[str, str]:
 
 @click.command(cls=Command)
 @click.argument("urls", metavar="[URL...]", nargs=-1)
-@click.option("-l", "--long", "each", is_flag=True, help="A line for each object, not for each directory.")
+@click.option("-l", "--long", "each", is_flag=True, help="Show a line for each object instead of each directory.")
 @click.option(
     "--trim",
     metavar="[SIZE]",
     is_flag=False,
     flag_value=_TO_LIMIT,
-    help="Evict what was used the longest time ago; keep SIZE, or as much as the cache may have now.",
+    help="Remove the least recently used files, down to SIZE or to the current limit.",
 )
 @click.option(
     "--clear",
     is_flag=True,
-    help="Remove everything, or the shards that the URLs select. What mounts have open stays.",
+    help="Remove all files, or the shards that the URLs select, except files that a mount has open.",
 )
-@click.option("--verify", is_flag=True, help="Read all cached bytes of remote shards; drop damaged ones.")
-@index_dir_option("The cache is beside this index.  [env WDSFS_INDEX_DIR; WDSFS_CACHE_DIR names another place]")
+@click.option("--verify", is_flag=True, help="Read all cached bytes of remote shards, and drop damaged bytes.")
+@index_dir_option("Directory of the index; the cache is beside it.  [env WDSFS_INDEX_DIR, WDSFS_CACHE_DIR]")
 @json_option
 @trust_option
 def cache(urls: tuple[str, ...], each: bool, trim: str | None, clear: bool, verify: bool, as_json: bool) -> None:
-    """Show the remote shards in the cache, and the room that other cached files take; or remove them.
+    """Show the remote shards in the cache, and the size of the other cached files; or remove them.
 
-    The others are unpacked shards, images of `mount --engine kernel` and label tables.
+    The other files are unpacked shards, images of `mount --engine kernel` and label tables.
 
-    A URL selects the shards whose URL begins with it. Mounts may go on: they fetch or make again what they need.
+    A URL selects the shards whose URL begins with it. A mount continues: it fetches or makes removed files again.
 
     \b
     Examples:
@@ -175,7 +175,7 @@ def cache(urls: tuple[str, ...], each: bool, trim: str | None, clear: bool, veri
     if (trim is not None) + clear + verify > 1:
         raise UsageError("--trim, --clear and --verify exclude each other")
     if trim is not None and urls:
-        raise UsageError("--trim takes no URL: it removes what was used the longest time ago")
+        raise UsageError("--trim takes no URL: it removes the least recently used files")
     prefixes = [_prefix(url) for url in urls] or [""]
     files = file_cache.cache()
     try:
@@ -202,7 +202,7 @@ def cache(urls: tuple[str, ...], each: bool, trim: str | None, clear: bool, veri
 
 
 def _prefix(url: str) -> str:
-    """Return how the URLs that begin with this are shown: without what may be a secret. Raises UsageError."""
+    """Return this start of a URL as the cache shows it, without secrets. Raises UsageError."""
     from wdsfs.door.urls import is_url, parse
 
     if not is_url(url):
@@ -268,7 +268,7 @@ def _verify(objects: CachedObjects, prefixes: Sequence[str], as_json: bool) -> N
         write_json({"damaged": damaged})
         return
     for url, size in damaged.items():
-        say(f"{url}: {bytes_text(size)} were damaged; they are fetched again when they are read")
+        say(f"{url}: {bytes_text(size)} were damaged and dropped; the next read fetches them again")
     if not damaged:
         say("no damage")
 
@@ -286,7 +286,7 @@ def _show(report: dict[str, Any], shards: Sequence[CachedEntry], each: bool) -> 
     for words, content in contents.items():
         say(f"{words}: {bytes_text(content['bytes'])}, last used {_when(content['last_used'])}")
     size = sum(content["bytes"] for content in contents.values())
-    limit = "half of what is free" if report["limit"] is None else bytes_text(report["limit"])
+    limit = "half of the free space" if report["limit"] is None else bytes_text(report["limit"])
     sharing = f"; shared by the group {report['group']}" if report["group"] else ""
     say(f"in all: {bytes_text(size)} in {report['directory']} (limit: {limit}{sharing})")
 
@@ -313,12 +313,10 @@ def _when(seconds: float) -> str:
 @click.command(cls=Command)
 @shards_argument
 @set_options
-@click.option("-q", "--quiet", is_flag=True, help="No progress bar, no hints.")
-@jobs_option(f"Shards fetched at a time.  [default: {JOBS}]")
+@click.option("-q", "--quiet", is_flag=True, help="Show no progress bar and no hints.")
+@jobs_option(f"Number of shards fetched at a time.  [default: {JOBS}]")
 @executor_option
-@index_dir_option(
-    "The index beside which the cache is.  [env WDSFS_INDEX_DIR; WDSFS_CACHE_DIR names another place]"
-)
+@index_dir_option("Directory of the index; the cache is beside it.  [env WDSFS_INDEX_DIR, WDSFS_CACHE_DIR]")
 @json_option
 @remote_options
 @cache_size_option
@@ -331,14 +329,16 @@ def fetch(
     executor: str | None,
     as_json: bool,
 ) -> None:
-    """Bring SHARDS at URLs into the cache, each as a whole, so that reading them needs no network.
+    """Download SHARDS at URLs into the cache as a whole, so that you can read them without a network.
 
-    Can be interrupted and repeated: what is in the cache is not fetched again. With --executor each shard comes
-    into the cache of the worker that fetches it, which all may share (WDSFS_CACHE_DIR).
+    You can stop the command and repeat it: wdsfs fetches only bytes that are not in the cache.
 
     \b
     Example:
       wdsfs fetch --cache-size 500G 's3://bucket/train-{000000..000999}.tar'
+    \f
+
+    With --executor each worker fetches into its own cache, or all into a shared cache (WDSFS_CACHE_DIR).
     """
     from wdsfs.cache import file_cache
     from wdsfs.spec.expand import expand
@@ -352,7 +352,10 @@ def fetch(
         log.info("%s on this machine, so there is nothing to fetch", counted(local, "shard"))
     workers = workers_of(executor, jobs)
     total = sum(DOOR.remote.pin_of(shard.path).size for shard in remote_shards)
-    with when_interrupted("; what has come is kept"), bytes_bar("fetching", total, quiet) as advance:
+    with (
+        when_interrupted("; the cache keeps the bytes fetched so far"),
+        bytes_bar("fetching", total, quiet) as advance,
+    ):
         outcome = fetch_shards(remote_shards, jobs or JOBS, workers, advance)
     report: dict[str, Any] = {
         "shards": len(remote_shards),
@@ -389,8 +392,8 @@ def _say_failures(failed: Mapping[bytes, ShardError]) -> None:
             log.error("%s", error)
     if too_much:
         log.error(
-            "the cache has no room for %s more (%s): give it more by --cache-size, or remove what is not "
-            "needed any more by `wdsfs cache`",
+            "the cache has no room for %s more (%s): raise its limit by --cache-size, or remove files by "
+            "`wdsfs cache --trim` or `--clear`",
             counted(len(too_much), "shard"),
             several(too_much),
         )

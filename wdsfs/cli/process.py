@@ -125,7 +125,7 @@ def prepare_streams() -> None:
     for descriptor in (0, 1, 2):
         try:
             os.fstat(descriptor)
-        except OSError:  # closed: a file opened later would get its number, and what is written to it
+        except OSError:  # closed: the next opened file would get its number, and the output
             os.open(os.devnull, os.O_RDWR)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="surrogateescape")

@@ -30,12 +30,12 @@ log = logging.getLogger("wdsfs")
     metavar="FILE",
     required=True,
     type=click.Path(dir_okay=False),
-    help="The file of the table: .parquet, .csv or .jsonl. An older file of that name is replaced.",
+    help="The file of the table: .parquet, .csv or .jsonl. wdsfs replaces an older file of that name.",
 )
-@flag("--sizes", "Only keys and sizes, from the index: no shard is read.")
+@flag("--sizes", "Write only keys and sizes, from the index: wdsfs reads no shard.")
 @set_options
 @composition_options
-@opening_options_with("Processes that read shards.", executor=True)
+@opening_options_with("Number of processes that read shards.", executor=True)
 def table(
     shards: tuple[str, ...],
     output: str,
@@ -46,15 +46,18 @@ def table(
 ) -> None:
     """Write a table of SHARDS: a row for each sample.
 
-    Its columns: __key__, __shard__, __number__ in the set; bytes.EXT, the size of each column; the values of
-    classes and small texts (cls, txt ...); and the fields of JSON, as json.NAME. Values are kept in the cache, so
-    a set that has grown is read once. What you choose from the table goes back by --keys.
+    Choose rows with any tool, and give their keys to --keys.
 
     \b
     Examples:
       wdsfs table 'train-{000000..000999}.tar' -o train.parquet
       duckdb -c "COPY (SELECT __key__ FROM 'train.parquet' WHERE cls = 7) TO 'seven.csv'"
       wdsfs mount --keys seven.csv 'train-{000000..000999}.tar' /mnt/seven
+    \f
+
+    The columns are: __key__, __shard__, __number__ in the set; bytes.EXT, the size of each column; the values of
+    classes and small texts (cls, txt ...); the fields of JSON, as json.NAME. The cache keeps the values, so the
+    next table reads new shards only.
     """
     wings.need_tables()
     from wdsfs.tree.opening import open_typed_set

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wdsfs.cli.option_kinds import (
+    DETAILS,
     SET,
     SHOWN,
     Decorator,
@@ -38,27 +39,27 @@ def _selection(**typed: Any) -> Selection:
     return selection_of(**typed)
 
 
-# Which part of a set is wanted, and how its shards are read.
+# Options that choose a part of a set, and options for reading its shards.
 _PART: dict[str, Decorator[Any]] = {
     "split": click.option(
         "--split",
         metavar="NAME",
-        help="Only this split (train, val ...) of a prepared Energon dataset, a directory with .nv-meta.",
+        help="Only split NAME (train, val ...) of a prepared Energon dataset, a directory with .nv-meta.",
     ),
     "shard_id": click.option(
         "--shard-id",
         type=click.IntRange(0),
         metavar="N",
-        help="Only part N of M, from 0 on: shards N, N+M, N+2M ... of the set, one part for each rank.",
+        help="Only shards N, N+M, N+2M ... of the set: a part for each rank N, from 0.",
     ),
     "num_shards": click.option(
-        "--num-shards", type=click.IntRange(1), metavar="M", help="The number of parts for --shard-id."
+        "--num-shards", type=click.IntRange(1), metavar="M", help="Number of parts for --shard-id."
     ),
     "ignore_zeros": flag(
-        "--ignore-zeros", "Read on after the end mark of a tar, for shards that are several tars joined by cat."
+        "--ignore-zeros", "Read on after the end mark of a tar: for shards made of several tars by `cat`."
     ),
     "group_by_key": flag(
-        "--group-by-key", "Take all members of a key in a shard for one sample, also where they lie apart."
+        "--group-by-key", "Group all members with the same key in a shard into one sample, even if they lie apart."
     ),
     "last_dot": click.option(
         "--key-ends",
@@ -67,7 +68,7 @@ _PART: dict[str, Decorator[Any]] = {
         default=KEY_ENDS[0],
         show_default=True,
         callback=lambda _ctx, _param, value: value == KEY_ENDS[1],
-        help="Where the key of a name such as 1.2.840.7.dcm or talk_11.708.flac ends.",
+        help="The dot at which the key ends, for names such as 1.2.840.7.dcm or talk_11.708.flac.",
     ),
 }
 _BASE: dict[str, Decorator[Any]] = {
@@ -75,7 +76,7 @@ _BASE: dict[str, Decorator[Any]] = {
         "--base",
         metavar="DIR|URL",
         shell_complete=offer_directories,
-        help="Where the shards of a portable index (.wdsidx) or an image are.  [default: beside it]",
+        help="The place of the shards of a portable index (.wdsidx) or an image.  [default: beside it]",
     )
 }
 
@@ -134,7 +135,7 @@ def _view_group(*layouts: str) -> dict[str, Decorator[Any]]:
             show_default=True,
             help="Name the files of a sample `left.jpg` (ext) or `image194.left.jpg` (full).",
         ),
-        "merge": flag("--merge", "One tree over all shards. A second file of the same name is NAME~SHARD."),
+        "merge": flag("--merge", "Show one tree over all shards. A second file with the same name is NAME~SHARD."),
     }
 
 
@@ -142,9 +143,9 @@ _POLICY = click.Choice(["error", "skip", "empty"])
 
 
 def list_file(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> str | None:
-    """Return the file of a list of keys; what can be read only once is copied into one for this command.
+    """Return the file of a list of keys. A pipe is copied into a file for the time of this command.
 
-    Several options are refused: they could mean all files, or the last one.
+    Raises UsageError for several options: they could mean all files, or only the last.
     """
     if len(values) > 1:
         option = param.opts[-1]
@@ -182,77 +183,83 @@ keys_option: Decorator[Any] = click.option(
     multiple=True,
     callback=list_file,
     shell_complete=offer_paths,
-    help="Only the samples that FILE lists: KEY or SHARD/KEY in each line, or in a COLUMN of a table as for "
-    "--associate, or .npy; `-`: the standard input.",
+    help="Only the samples that FILE lists: KEY or SHARD/KEY in each line, or in COLUMN of a table, or .npy; "
+    "`-`: the standard input.",
 )
 
-_COMPOSITION: dict[str, Decorator[Any]] = {
+_COLUMNS: dict[str, Decorator[Any]] = {
     "keys": keys_option,
-    "class_from": click.option(
-        "--class-from",
-        metavar="EXT[:FIELD]",
-        help="The class for --layout classes: a column, or a field of a JSON column.  [default: cls]",
-    ),
-    "class_names": click.option(
-        "--class-names",
-        type=click.Path(dir_okay=False),
-        metavar="FILE",
-        help="Names of the classes: one a line for 0, 1, 2 ..., or a JSON list or object.",
-    ),
-    "class_digits": click.option(
-        "--class-digits",
-        type=click.IntRange(0, 18),
-        metavar="N",
-        help="Show classes that are numbers with N digits, so that they sort as numbers; 0: as they are "
-        "written.  [default: as many as the longest has]",
-    ),
     "columns": click.option(
         "--columns",
         multiple=True,
         metavar="[NAME=]EXT;EXT...",
-        help="Show only this column; repeatable. Of alternatives (jpg;png) a sample shows the first in the tar; "
-        "with a NAME, the first as typed.",
-    ),
-    "field": click.option(
-        "--field",
-        multiple=True,
-        metavar="NAME=EXT:FIELD",
-        help="Show a field of a JSON column as a file: caption.txt=json:caption; FIELD may be a.b[0]; repeatable.",
-    ),
-    "ignore_case": flag("--ignore-case", "Match --columns in any letter case."),
-    "missing": click.option(
-        "--missing",
-        type=_POLICY,
-        default="error",
-        show_default=True,
-        help="If a sample lacks a column, key or class: refuse the set (error), leave the sample out (skip), or "
-        "show an empty file.",
-    ),
-    "duplicates": click.option(
-        "--duplicates",
-        type=_POLICY,
-        default="error",
-        show_default=True,
-        help="If a key or column is there twice: refuse the set (error), leave the sample out (skip), or show it "
-        "without the columns (empty).",
-    ),
-    "join": click.option(
-        "--join",
-        multiple=True,
-        metavar="SHARDS",
-        shell_complete=offer_paths,
-        help="Add the columns of samples with the same key in these shards; repeatable.",
+        help="Show only this column; repeatable. Of alternatives (jpg;png), a sample shows the first in the "
+        "tar; with a NAME, the first as typed.",
     ),
     "associate": click.option(
         "--associate",
         multiple=True,
         metavar="FILE[:KEYCOLUMN]",
         shell_complete=offer_paths,
-        help="Add columns (labels, captions) from FILE (.csv, .tsv, .json, .jsonl, .parquet, .arrow, "
-        ".sqlite[:TABLE[:KEYCOLUMN]]; 'meta/*.parquet') by key; they replace those of the shards; repeatable.",
+        help="Add columns (labels, captions) from FILE by key, or replace columns of the shards; repeatable. "
+        "FILE: .csv, .tsv, .json, .jsonl, .parquet, .arrow, .sqlite[:TABLE[:KEYCOLUMN]], 'meta/*.parquet'.",
     ),
 }
-
+_DETAILS: dict[str, Decorator[Any]] = {
+    "class_from": click.option(
+        "--class-from",
+        metavar="EXT[:FIELD]",
+        help="The column, or the field of a JSON column, with the class for --layout classes.  [default: cls]",
+    ),
+    "class_names": click.option(
+        "--class-names",
+        type=click.Path(dir_okay=False),
+        metavar="FILE",
+        help="Read the names of the classes from FILE: one name a line for 0, 1, 2 ..., or a JSON list or object.",
+    ),
+    "class_digits": click.option(
+        "--class-digits",
+        type=click.IntRange(0, 18),
+        metavar="N",
+        help="Show numeric classes with N digits, so that they sort as numbers; 0: as written.  [default: the "
+        "digits of the longest number]",
+    ),
+    "field": click.option(
+        "--field",
+        multiple=True,
+        metavar="NAME=EXT:FIELD",
+        help="Show a field of a JSON column as a file, as in caption.txt=json:caption or x=json:a.b[0]; "
+        "repeatable.",
+    ),
+    "ignore_case": flag("--ignore-case", "Ignore the letter case of --columns."),
+    "missing": click.option(
+        "--missing",
+        type=_POLICY,
+        default="error",
+        show_default=True,
+        help="If a sample lacks a column, key or class: refuse the set (error), leave the sample out (skip), or "
+        "show an empty file (empty).",
+    ),
+    "duplicates": click.option(
+        "--duplicates",
+        type=_POLICY,
+        default="error",
+        show_default=True,
+        help="If a key or column occurs twice: refuse the set (error), leave the sample out (skip), or show it "
+        "without these columns (empty).",
+    ),
+    "join": click.option(
+        "--join",
+        multiple=True,
+        metavar="SHARDS",
+        shell_complete=offer_paths,
+        help="Add the columns that samples with the same key have in these SHARDS; repeatable.",
+    ),
+}
+_COMPOSITION: dict[str, Decorator[Any]] = {
+    **group_in_section(SHOWN, _COLUMNS),
+    **group_in_section(DETAILS, _DETAILS),
+}
 _INDEX_TREE = flag(
     "--index-tree", "Also show by-index/000/000/000123: a link to each sample by its number in the set, from 0."
 )
@@ -264,15 +271,14 @@ decode_members_is_gone = retired("--decode-members", "decode compressed members 
 
 # Of a command that shows no tree, and so has no layout.
 _FOR_COLUMNS = {name: option for name, option in _COMPOSITION.items() if not name.startswith("class_")}
-composition_options = all_of(
-    gather_options("composition", _composition, group_in_section(SHOWN, _FOR_COLUMNS)), decode_members_is_gone
-)
+composition_options = all_of(gather_options("composition", _composition, _FOR_COLUMNS), decode_members_is_gone)
 
-class_names_option = in_section(SHOWN, _COMPOSITION["class_names"])
+class_names_option = _COMPOSITION["class_names"]
 
-_TREE = group_in_section(SHOWN, {**_view_group("samples", "files", "classes"), **_COMPOSITION})
+_TREE = {**group_in_section(SHOWN, _view_group("samples", "files", "classes")), **_COMPOSITION}
 
 tree_options = all_of(gather_options("tree", _tree, _TREE), decode_members_is_gone)
 numbered_tree_options = all_of(
-    gather_options("tree", _tree, {**_TREE, "index_tree": in_section(SHOWN, _INDEX_TREE)}), decode_members_is_gone
+    gather_options("tree", _tree, {**_TREE, "index_tree": in_section(DETAILS, _INDEX_TREE)}),
+    decode_members_is_gone,
 )

@@ -113,7 +113,7 @@ def guarded(action: Callable[[], None]) -> int:
         log.error("%s", error)
         return error.exit_code
     except KeyboardInterrupt:
-        log.error("interrupted; what was indexed is kept")
+        log.error("interrupted; the index keeps the shards read so far")
         return 130
     except BaseException:
         log.exception("wdsfs failed; please report this")
