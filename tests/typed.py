@@ -20,7 +20,7 @@ from tests.peers import LONG_PATIENCE
 
 _MARK = "-- end of the answer --"
 _MARKED = re.compile(rf"{_MARK} (\d+)\n")
-# What an unmount says while a disk is busy (docs/reference/overlay.md, "What is promised").
+# What an unmount says while a disk is busy (docs/reference/overlay.md, "Promises").
 _PATIENT = re.compile(r"^wdsfs: waiting for process .*\n", re.MULTILINE)
 _FILE = re.compile(r"^[^\n]*`([\w-]+\.\w+)`[^\n]*:\n\n```[a-z]+\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _BLOCK = re.compile(r"^```\n(.*?)^```$", re.MULTILINE | re.DOTALL)
