@@ -8,7 +8,8 @@ python -m bench --only kernel                                what the kernel ser
 python -m bench --only node                                  many cores and a GPU (install torch with CUDA before)
 python -m bench --only in-order                              passes in order, local and remote
 python -m bench --base ../before/.venv/bin/wdsfs             against another build of wdsfs, in turn
-python -m bench --from bench/results/2026-01-31.json
+python -m bench --only training                              loaders of wdsfs and of its peers
+python -m bench --from bench/results/2026-01-31.json --chart docs/images/figures.svg      tables again, and a chart
 """
 
 from __future__ import annotations
@@ -29,12 +30,13 @@ from pathlib import Path
 
 from rich.console import Console
 
-from bench import data, machine, report, systems
+from bench import data, machine, readme, report, systems
 from bench.run import Bench
 from bench.workloads import GROUPS, WORKLOADS
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
+CHART = ROOT / "docs" / "images" / "figures.svg"
 ROOM = 7 << 30  # bytes on the disk; some 5 GB are used by default
 
 
@@ -50,14 +52,23 @@ def main() -> int:
     else:
         complete = _measure(arguments, results, console)
     report.show(results, out)
+    _show_readme(arguments, results, out)
     if complete and not arguments.saved and not (arguments.only or arguments.systems or arguments.tiny):
         file = report.save(results, RESULTS)
+        CHART.write_text(readme.chart(results))
         console.print(f"saved: {file.relative_to(ROOT)}")
     elif arguments.out and complete:
         arguments.out.write_text(json.dumps(results.to_json(), indent=1) + "\n")
     if not complete:
         return 130
     return 1 if any(system.startswith(("wdsfs", "all")) for _, system, _ in results.failures) else 0
+
+
+def _show_readme(arguments: argparse.Namespace, results: report.Results, out: Console) -> None:
+    out.print("for the README:", end="\n\n")
+    out.print(readme.comparison(results), soft_wrap=True)
+    if arguments.chart:
+        arguments.chart.write_text(readme.chart(results))
 
 
 def _measure(arguments: argparse.Namespace, results: report.Results, console: Console) -> bool:
@@ -170,7 +181,7 @@ def _arguments() -> argparse.Namespace:
     known = [*WORKLOADS, *GROUPS]
     parser.add_argument("--only", type=_names(known), metavar="WORKLOAD,...", help=", ".join(known))
     parser.add_argument("--systems", type=_names(every), metavar="NAME,...", help=", ".join(every))
-    parser.add_argument("--repetitions", type=int, default=3, metavar="N", help="of each measurement (3)")
+    parser.add_argument("--repetitions", type=int, metavar="N", help="of each measurement (3; training: 5)")
     parser.add_argument("--limit", type=float, default=120, metavar="SECONDS", help="for a single step (120)")
     parser.add_argument("--mount-options", default="", metavar="TEXT", help="for wdsfs, as in '--workers 4'")
     parser.add_argument("--base", default="", metavar="PROGRAM", help="`wdsfs` of another build, to compare with")
@@ -179,6 +190,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--from", dest="saved", type=Path, nargs="+", metavar="FILE", help="show saved runs as one"
     )
+    parser.add_argument("--chart", type=Path, metavar="FILE.svg", help="draw the chart of the README")
     parser.add_argument("--tiny", action="store_true", help="little data; the numbers mean nothing")
     parser.add_argument("--large", action="store_true", help="10 million samples for memory and mount time")
     sizes = parser.add_argument_group("sizes of the data")
@@ -188,6 +200,7 @@ def _arguments() -> argparse.Namespace:
     arguments = parser.parse_args()
     base = data.TINY if arguments.tiny else data.Sizes()
     _spell_out(arguments)
+    arguments.repetitions = arguments.repetitions or (5 if arguments.only == ["training"] else 3)
     given = {field.name: getattr(arguments, field.name) for field in dataclasses.fields(base)}
     changes = {name: value for name, value in given.items() if value is not None}
     if arguments.large:

@@ -38,7 +38,6 @@ class Sizes:
     training: int = 25_600
     pairs: int = 10_000
     photos: int = 2000
-    captions: int = 50_000
     remote_members: int = 1215
     index_members: int = 360_000
     mount_shards: int = 1000
@@ -58,7 +57,6 @@ TINY = Sizes(
     training=640,
     pairs=200,
     photos=100,
-    captions=1000,
     remote_members=120,
     index_members=48_000,
     mount_shards=20,
@@ -307,20 +305,6 @@ def _photos(data: Set, sizes: Sizes) -> None:
     data.shards.append(tar.shard)
 
 
-def _captions(data: Set, sizes: Sizes) -> None:
-    """Samples of a picture of 10 kB, which is a hole, and small files that have values."""
-    for number in range(10):
-        with _Tar(data.directory / f"captions-{number:06d}.tar", remember=False) as tar:
-            for sample in range(number * (sizes.captions // 10), (number + 1) * (sizes.captions // 10)):
-                about = {"number": sample, "score": sample / 7, "uid": f"{sample:032x}", "license": "CC BY 4.0"}
-                tar.add_hole(f"{sample:09d}.jpg", 10_000)
-                tar.add(f"{sample:09d}.txt", b"a photograph of animal %d on grass" % sample)
-                tar.add(f"{sample:09d}.json", json.dumps(about).encode())
-                tar.add(f"{sample:09d}.cls", b"%d" % sample)
-        data.shards.append(tar.shard)
-    data.count = sizes.captions * 4
-
-
 def _remote(data: Set, sizes: Sizes) -> None:
     """A shard of members of 100 kB, as they are in stores."""
     random = np.random.default_rng(12)
@@ -394,7 +378,6 @@ WRITERS: dict[str, Callable[[Set, Sizes], None]] = {
     "training": _training,
     "pairs": _pairs,
     "photos": _photos,
-    "captions": _captions,
     "remote": _remote,
     "commit": _commit,
     "headers3k": _headers(3000),

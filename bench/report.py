@@ -1,14 +1,12 @@
-"""What was measured: kept, and shown as tables, JSON, Markdown and plots.
+"""What was measured: kept, and shown as tables, JSON and Markdown.
 
 A time is shown with its ratio to wdsfs: x2.0 took twice as long as wdsfs, also where the table has rates.
 """
 
 from __future__ import annotations
 
-import importlib
 import json
 import statistics
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,20 +18,6 @@ RATES = {"MB/s", "images/s", "reads/s"}  # more is better
 TIMES = {"us/file", "us/sample", "us/read", "us/member", "s", "ms"}  # less is better
 OWN = "wdsfs"
 FIRST = [OWN, "wdsfs-base", "wdsfs, 2 processes"]
-COLOURS = {
-    "wdsfs": "#1b6ca8",
-    "wdsfs-base": "#6aa5cf",
-    "wdsfs-image": "#1f9e89",
-    "squashfuse_ll": "#c98a1b",
-    "squashfuse_ll-raw": "#e3bd76",
-    "ratarmount": "#b5483a",
-    "energon": "#8a5aa8",
-    "erofs": "#4d8f4d",
-    "fuse-overlayfs": "#7a6a4f",
-    "extracted": "#777777",
-    "cat": "#444444",
-    "webdataset": "#2a9d8f",
-}
 
 
 class Case(NamedTuple):
@@ -110,7 +94,8 @@ class Results:
 # --- tables --------------------------------------------------------------------------------------------------
 
 
-def _number(value: float) -> str:
+def figure(value: float) -> str:
+    """A value with three digits or, from 100 on, all of them."""
     if value >= 100 or value == int(value):
         return f"{value:,.0f}"
     return f"{value:.3g}"
@@ -120,7 +105,7 @@ def _cell(results: Results, case: Case, system: str) -> str:
     median = results.median(case.workload, case.case, system)
     if median is None:
         return ""
-    text = _number(median)
+    text = figure(median)
     own = results.time(case.workload, case.case, OWN)
     other = results.time(case.workload, case.case, system)
     if system != OWN and own and other and case.unit in RATES | TIMES:
@@ -170,12 +155,10 @@ def _remarks(results: Results) -> list[str]:
     return lines + [f"note: {note}" for note in results.notes]
 
 
-def markdown(results: Results, plots: Sequence[str] = ()) -> str:
+def markdown(results: Results) -> str:
     about = results.about
     versions = ", ".join(f"{name} {version}".strip() for name, version in about.get("versions", {}).items())
     lines = [f"Run of {about.get('date', '')}, {about.get('machine', '')}. {versions}.", ""]
-    for plot in plots:
-        lines += [f"![{PLOTS[plot][0]}](../{plot})", ""]
     for title, columns, rows in tables(results):
         lines += [f"**{title[0].upper()}{title[1:]}**", "", *_markdown_table(columns, rows), ""]
     remarks = _remarks(results)
@@ -200,70 +183,5 @@ def save(results: Results, directory: Path) -> Path:
     while (file := directory / f"{date}{'' if number == 1 else f'-{number}'}.json").exists():
         number += 1
     file.write_text(json.dumps(results.to_json(), indent=1) + "\n")
-    file.with_suffix(".md").write_text(markdown(results, draw(results, directory.parent)))
+    file.with_suffix(".md").write_text(markdown(results))
     return file
-
-
-# Title, workload, cases, and whether the scale is logarithmic.
-PLOTS = {
-    "performance-small.svg": (
-        "Small files: us for open, read and close, on a fresh mount",
-        "first read",
-        [f"{clients}, {order}" for clients in ("1 client", "4 clients") for order in ("sequential", "shuffled")],
-        True,
-    ),
-    "performance-large.svg": ("Large files: MB/s", "large files", ["warm", "cold disk"], False),
-    "performance-loader.svg": (
-        "Training loader: images/s",
-        "training loader",
-        ["first epoch", "second epoch"],
-        False,
-    ),
-}
-
-
-def draw(results: Results, directory: Path) -> list[str]:
-    """The plots that there are values for; returns their names. None without matplotlib."""
-    try:
-        matplotlib = importlib.import_module("matplotlib")
-    except ImportError:
-        results.absent("plots", "no Python module matplotlib")
-        return []
-    matplotlib.use("svg")
-    matplotlib.rcParams.update({"svg.hashsalt": "wdsfs", "font.size": 9, "axes.axisbelow": True})
-    pyplot = importlib.import_module("matplotlib.pyplot")
-    drawn = []
-    for name, (title, workload, cases, logarithmic) in PLOTS.items():
-        values = {case.case: systems for case, systems in results.values.items() if case.workload == workload}
-        groups = [case for case in cases if case in values]
-        if groups:
-            _draw(pyplot, directory / name, title, {case: values[case] for case in groups}, logarithmic)
-            drawn.append(name)
-    return drawn
-
-
-def _draw(
-    pyplot: Any, file: Path, title: str, values: dict[str, dict[str, list[float]]], logarithmic: bool
-) -> None:
-    systems = list(dict.fromkeys(system for one in values.values() for system in one))
-    figure, axes = pyplot.subplots(figsize=(8, 3.2), layout="constrained")
-    width = 0.8 / len(systems)
-    for number, system in enumerate(systems):
-        there = [(at, one[system]) for at, one in enumerate(values.values()) if system in one]
-        middles = [statistics.median(each) for _, each in there]
-        below = [middle - min(each) for middle, (_, each) in zip(middles, there, strict=True)]
-        above = [max(each) - middle for middle, (_, each) in zip(middles, there, strict=True)]
-        places = [at + (number - (len(systems) - 1) / 2) * width for at, _ in there]
-        error = {"elinewidth": 0.7, "ecolor": "#222222"}
-        colour = COLOURS.get(system)
-        axes.bar(places, middles, width, yerr=[below, above], color=colour, label=system, error_kw=error)
-    if logarithmic:
-        axes.set_yscale("log")
-        axes.yaxis.set_major_formatter("{x:g}")
-    axes.set_xticks(range(len(values)), list(values))
-    axes.set_title(title, loc="left")
-    axes.grid(axis="y", color="#dddddd", linewidth=0.6)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
-    figure.savefig(file, metadata={"Date": None})
-    pyplot.close(figure)

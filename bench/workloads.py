@@ -38,7 +38,6 @@ from bench.systems import (
     processor_seconds,
     run,
 )
-from bench.tables import table
 from bench.training import loader, node, training
 
 MICRO = 1e6
@@ -538,7 +537,6 @@ WORKLOADS: dict[str, tuple[str, Callable[[Bench], None]]] = {
     "loader": ("training loader", loader),
     "training": ("training", training),
     "node": ("training on a node", node),
-    "table": ("tables", table),
     "remote": ("remote shards", remote),
 }
 
