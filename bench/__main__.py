@@ -65,8 +65,8 @@ def main() -> int:
 
 
 def _show_readme(arguments: argparse.Namespace, results: report.Results, out: Console) -> None:
-    out.print("for the README:", end="\n\n")
-    out.print(readme.comparison(results), soft_wrap=True)
+    if results.median(*readme.FIRST[:2], "wdsfs"):
+        out.print("for the README:", readme.comparison(results), sep="\n\n", soft_wrap=True)
     if arguments.chart:
         arguments.chart.write_text(readme.chart(results))
 
@@ -113,6 +113,7 @@ def _run(arguments: argparse.Namespace, bench: Bench) -> None:
         if (arguments.only and name not in arguments.only) or function in done:
             continue
         done.add(function)
+        since = time.monotonic()
         bench.begin(title)
         bench.say(title)
         try:
@@ -120,6 +121,7 @@ def _run(arguments: argparse.Namespace, bench: Bench) -> None:
         except Exception as error:  # the others are worth measuring all the same
             bench.results.failed(title, "all", repr(error))
             bench.say("".join(traceback.format_exception(error)))
+        bench.results.about.setdefault("seconds", {})[name] = round(time.monotonic() - since)
         gc.collect()
 
 

@@ -305,13 +305,17 @@ def _photos(data: Set, sizes: Sizes) -> None:
     data.shards.append(tar.shard)
 
 
-def _remote(data: Set, sizes: Sizes) -> None:
-    """A shard of members of 100 kB, as they are in stores."""
-    random = np.random.default_rng(12)
-    with _Tar(data.directory / "remote-000000.tar") as tar:
-        for member in range(sizes.remote_members):
-            tar.add(f"{member:06d}.bin", random.bytes(100_000))
-    data.shards.append(tar.shard)
+def _remote(count: int, part: int) -> Callable[[Set, Sizes], None]:
+    def write(data: Set, sizes: Sizes) -> None:
+        """Shards of members of 100 kB, as they are in stores."""
+        random = np.random.default_rng(12)
+        for number in range(count):
+            with _Tar(data.directory / f"{data.name}-{number:06d}.tar") as tar:
+                for member in range(sizes.remote_members // part):
+                    tar.add(f"{number}{member:06d}.bin", random.bytes(100_000))
+            data.shards.append(tar.shard)
+
+    return write
 
 
 def _commit(data: Set, sizes: Sizes) -> None:
@@ -378,7 +382,8 @@ WRITERS: dict[str, Callable[[Set, Sizes], None]] = {
     "training": _training,
     "pairs": _pairs,
     "photos": _photos,
-    "remote": _remote,
+    "remote": _remote(1, 1),
+    "remote-several": _remote(6, 3),
     "commit": _commit,
     "headers3k": _headers(3000),
     "headers100k": _headers(100_000),

@@ -190,3 +190,28 @@ def by_webdataset(urls: Sequence[str]) -> float:
     """Return the seconds in which the webdataset library reads shards in order, each by a process of curl."""
     commands = [f"pipe:curl -s {url}" for url in urls]
     return float(run(sys.executable, "-c", _STREAM, *commands, env=without_proxies()))
+
+
+CLOCKED = "date +%s.%N; for place; do {}; date +%s.%N; done"  # the time before the first shard, and after each
+
+
+def remote_order(bench: Bench) -> None:
+    """Six shards of 40 MB in order: by a mount, and by curl, one shard after the other."""
+    data, home = bench.sets.get("remote-several"), bench.sets.home / "network"
+    with network(bench.sets.home, home) as server:
+        shards = Remote(Wdsfs(bench.say), server, home, data.paths)
+        shards.index()
+        folders = [shards.mountpoint / shard.stem for shard in data.shards]
+        for _ in range(bench.repetitions):
+            with bench.attempt_at("curl"):
+                _clocked(bench, "curl", 'curl -s "$place" >/dev/null', shards.urls, data)
+            with bench.attempt_at("wdsfs"), shards.mount("--layout", "files"):
+                _clocked(bench, "wdsfs", 'cat "$place"/* >/dev/null', folders, data)
+
+
+def _clocked(bench: Bench, name: str, command: str, places: Sequence[str | Path], data: Set) -> None:
+    said = run("sh", "-c", CLOCKED.format(command), "sh", *places, limit=bench.limit, env=without_proxies())
+    times = list(map(float, said.split()))
+    for case, first in (("all", 0), ("from the third on", 2)):
+        size = sum(path.stat().st_size for path in data.paths[first:])
+        bench.add(f"shards in order, {case}", "MB/s", name, size / (times[-1] - times[first]) / 1e6)

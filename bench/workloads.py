@@ -24,7 +24,7 @@ from pathlib import Path
 from bench import cache, clients
 from bench.clients import ClientsFailed, File, Job, Measured
 from bench.data import BLOCK, LARGE_MEMORY_SAMPLES, Member, Set, Shard
-from bench.remote import remote
+from bench.remote import remote, remote_order
 from bench.report import Case
 from bench.run import Bench, empty
 from bench.systems import (
@@ -538,6 +538,7 @@ WORKLOADS: dict[str, tuple[str, Callable[[Bench], None]]] = {
     "training": ("training", training),
     "node": ("training on a node", node),
     "remote": ("remote shards", remote),
+    "remote-order": ("remote shards", remote_order),
 }
 
 # Workloads that are asked for together: their names, and which systems take part unless others are named.
@@ -546,5 +547,5 @@ GROUPS: dict[str, tuple[list[str], list[str]]] = {
         ["walk", "first-read", "stream", "order", "image", "mount-time", "loader"],
         ["wdsfs", "wdsfs-image", "erofs", "extracted"],
     ),
-    "in-order": (["order", "passes", "remote"], ["wdsfs", "extracted"]),
+    "in-order": (["order", "passes", "remote", "remote-order"], ["wdsfs", "extracted"]),
 }
