@@ -5,13 +5,13 @@ do not belong here: an interrupt gives a traceback until `__main__` runs, which 
 
 Beside the rooms (packages) lie the modules of the ground, which every room may use. Errors and formats:
 `errors.py` (each error with its errno and exit code), `formats.py`. Shards: `names.py` splits names into key and
-extension, escapes odd names, and knows names that programs leave; `shards.py` tells whether a file is the
-same, `inodes.py` has the layout of the inode number. Bytes: a shard is read through a `TarBytes` (`source.py`); a
+extension, escapes odd names, and knows names that programs leave. `shards.py` tells whether a file is the same.
+`inodes.py` has the layout of the inode number. Bytes: a shard is read through a `TarBytes` (`source.py`); a
 durable file (`durable.py`) is whole after a crash, or not there at all. The machine: `host.py` (its limits, and
-where our directories go), `mount_table.py` (the kernel's mounts), `mount_users.py` (who keeps one busy),
-`mount_registry.py` (live mounts), `trust.py` (who may have written a path), `waits.py`, `log_lines.py`. Commands
-and their processes: `shared_settings.py`, `daemon_threads.py`, `wings.py` (rooms and libraries that may be
-missing), `cluster_workers.py`, for which `executors.py` opens an engine.
+where our directories go), `mount_table.py` (the kernel's mounts), `mount_users.py` (processes that keep one busy),
+`mount_registry.py` (live mounts), `trust.py` (users that may have written a path), `waits.py`, `log_lines.py`.
+Commands and their processes: `shared_settings.py`, `daemon_threads.py`, `wings.py` (rooms and libraries that may
+be missing), `cluster_workers.py`, for which `executors.py` opens an engine.
 """
 
 from __future__ import annotations

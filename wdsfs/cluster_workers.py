@@ -27,9 +27,9 @@ log = logging.getLogger(__name__)
 class Engine(NamedTuple):
     """An engine that is open.
 
-    `width` returns how many units it can work at together at this moment, 0 if that is not known. `lost` are the
-    exceptions by which it reports that the worker of a unit has died; it has tried again by itself before, if
-    `retries`. One that can be made again after it has broken is `renewable`.
+    `width` returns how many units the engine can work at together at this moment, 0 if that is not known. `lost`
+    are the exceptions by which it reports that the worker of a unit has died. If `retries`, the engine has tried
+    again before it reports. A `renewable` engine can be made again after it has broken.
     """
 
     executor: Executor

@@ -38,10 +38,9 @@ _MPI = "start it by: mpiexec -n 3 python -m mpi4py.futures -m wdsfs COMMAND --ex
 
 
 def opener(text: str) -> Callable[[], Engine]:
-    """Return what opens the engine that a user names. Raises UsageError for a name that means nothing.
+    """Return the function that opens the engine that a user names. Raises UsageError for an unknown name.
 
-    What is returned raises UsageError for a package that is missing, ExecutorUnusable for an engine that is not
-    there.
+    The function raises UsageError for a package that is missing, ExecutorUnusable for an engine that is not there.
     """
     kind, _, rest = text.partition(":")
     if kind == "dask" and rest:
@@ -84,7 +83,7 @@ def _dask(address: str) -> Engine:
 
 
 def _of_client(distributed: Any, client: Any, close: Callable[[], None]) -> Engine:
-    # What concerns the command is raised; the rest is of connections that it has closed itself.
+    # Errors that concern the command are raised. The messages in the log are about connections that it has closed.
     for name in ("distributed", "tornado"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
 

@@ -37,5 +37,5 @@ class Format(NamedTuple):
         reads = " and ".join(map(str, self.reads))
         way_out = f": {self.way_out}" if self.way_out else ""
         raise OtherVersion(
-            f"is {self.name} of version {version}, by {writer}; this one, {__version__}, reads {reads}{way_out}"
+            f"is {self.name} of version {version}, by {writer}; wdsfs {__version__} reads {reads}{way_out}"
         )

@@ -1,7 +1,7 @@
 """Facts about this machine: directories for our files, the disks, the kernel.
 
-Standard library only, no FUSE. Each function reads its facts when it is called; none changes anything, except
-those that make a directory of ours, and what is set for this process: NumPy, the heap, its end.
+Standard library only, no FUSE. Each function reads its facts when it is called. Some make a directory of ours, and
+some set up this process (NumPy, the heap, its end); the others change nothing.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def refuse_algebra_threads() -> None:
 
 
 def map_large_blocks(size: int = LARGE_BLOCK, free: int = 2 * LARGE_BLOCK, *, is_shared: bool = False) -> None:
-    """Have the C library map each block of `size` bytes or more, in this process and those that it forks.
+    """Have the C library map each block of `size` bytes or more, in this process and its forks.
 
     Without this, one such block that is freed makes it keep the next ones in the heap, up to 32 MiB: the 2 MiB
     that LMDB wants zeroed are then memory of each worker, and holes stay for good. The heap keeps `free` bytes at
@@ -96,7 +96,7 @@ def map_large_blocks(size: int = LARGE_BLOCK, free: int = 2 * LARGE_BLOCK, *, is
 
 
 def give_back_free_memory() -> None:
-    """Return what is free in the heap to the kernel. Takes some milliseconds for 100 MiB."""
+    """Return the free memory of the heap to the kernel. Takes some milliseconds for 100 MiB."""
     with contextlib.suppress(OSError, AttributeError):  # a C library that has no such call
         ctypes.CDLL(None).malloc_trim(0)
 
@@ -263,9 +263,9 @@ def beside_index(directory: Path) -> Path:
 def private_directory(path: Path, error: type[WdsfsError], *, create: bool = True) -> Path:
     """Create a directory that only this user can use, or check an existing one; without `create` only check.
 
-    In /tmp anyone can make a directory or a link of a known name first, and would then own the files in it. So
-    it is opened without following a link, and its owner is checked on the descriptor; once it is ours, the sticky
-    bit of its parent keeps others from replacing it. Raises `error`.
+    In /tmp anyone can make a directory or a link of a known name first, and would then own the files in it. So the
+    directory is opened without following a link, and its owner is checked on the descriptor. After that, the
+    sticky bit of the parent keeps others from replacing it. Raises `error`.
     """
     try:
         trust.way(path)

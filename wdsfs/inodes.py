@@ -18,10 +18,10 @@ process can serve every request, and memory does not grow with the data set::
 
 The lower 32 bits, kind and index, are the node's `position` in its record.
 
-An inode in neither a shard nor the upper is an *extra*: the highest 4 bits of its index are its type, and the
-other 26, with the 30 bits of shard and tag above them, are a number of 56 bits whose meaning is defined by
-`mount/hidden_directory.py` or `tree/numbered_tree.py`. The bits of `NOT_HIDDEN` are all zero for extras of the
-hidden directory, and only for those.
+An inode in neither a shard nor the upper is an *extra*. The highest 4 bits of its index are its type. The other
+26, with the 30 bits of shard and tag above them, are a number of 56 bits. `mount/hidden_directory.py` or
+`tree/numbered_tree.py` defines its meaning. The bits of `NOT_HIDDEN` are all zero for extras of the hidden
+directory, and only for those.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The registry of live mounts: for each a file in the runtime directory, and a socket to talk to its process.
 
 The process of a mount is a daemon (FUSE) or a guard (kernel). It writes `<id>.json`, its registration, when the
-mount is usable; a daemon listens at `<id>.sock`. Both go when it ends; those of a killed process are recognised by
-its number and start. Client and daemon send JSON objects, a line each; which ones is said in
-`mount/control_socket.py`.
+mount is usable; a daemon listens at `<id>.sock`. The process removes both when it ends. The number and start of
+the process tell the files of a killed one. Client and daemon send JSON objects, a line each, which
+`mount/control_socket.py` defines.
 
 Nobody but this user can write there (`host.runtime_dir`). Waits and lines have limits: a process that is silent,
 or talks nonsense, costs the other side an error.
@@ -30,7 +30,7 @@ RUNNING, SILENT, DEAD, UNSUPERVISED = "running", "not answering", "dead", "witho
 FOREIGN = "mounted"  # the state of a mount of another user, whose daemon is not asked
 ANSWER_SECONDS = 5.0  # a process that takes longer counts as silent
 LINE_MAX = 1 << 26  # bytes; a request or an answer may have the paths of all shards
-# Of registrations and of what is said at sockets. Version 0 says no version; else it is the same.
+# Of registrations and messages at sockets. Version 0 names no version; nothing else has changed since.
 PROTOCOL = Format("a live mount", (0, 1), "use that one, or end it: wdsfs umount, and mount again")
 ADDRESS_MAX = 107  # bytes of a path that fit into the address of a socket (unix(7))
 
@@ -183,7 +183,7 @@ def register(registration: Registration) -> None:
 
 
 def forget(registration: Registration) -> None:
-    """Remove what makes a process known, unless a later one at the same place has taken it over."""
+    """Remove the files of a process, unless a later process at the same place has taken them over."""
 
     def is_own(file: Path) -> bool:
         current = _read_registration(file, Registration)

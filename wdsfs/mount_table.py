@@ -51,7 +51,8 @@ def end_of_use(mountpoint: str) -> int:
     does not keep the superblock in use. ENOSPC, EMFILE: there are too many inotify instances or watches.
     """
     fd = int(_libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK))
-    # With the end of the superblock the kernel reports IN_UNMOUNT, unasked; what is asked for never happens.
+    # At the end of the superblock the kernel reports IN_UNMOUNT, unasked. The event that is asked for never
+    # happens.
     if fd < 0 or _libc.inotify_add_watch(fd, os.fsencode(mountpoint), _IN_DELETE_SELF) < 0:
         number = ctypes.get_errno()
         if fd >= 0:

@@ -15,8 +15,8 @@ from wdsfs.mount_table import lies_in, parse_mountinfo
 def holders(device: int) -> list[int]:
     """Return processes that still see a file system (`st_dev`) in a mount table of their own: one per table.
 
-    A container, or another process that unshares the mount table, keeps what was mounted then until it ends. Of
-    the processes of other users only root is told.
+    A container, or another process that unshares the mount table, keeps the mounts of that moment until it ends.
+    Only root sees the processes of other users.
     """
     pids: dict[int, int] = {os.stat("/proc/self/ns/mnt").st_ino: 0}
     for process in filter(str.isdecimal, os.listdir("/proc")):

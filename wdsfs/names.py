@@ -7,8 +7,8 @@ A member name such as `images17/image194.left.jpg` has the key `images17/image19
 `left.jpg`. The part of the key after the last slash is its stem, the part before it its folder.
 
 All shards of a set are read in the same way (`Reading`). In a plain reading a tar ends at its first end mark, a
-sample is a run of adjacent members and a key ends at the first dot, as for every reader of the format; the options
-are for tars of which such a reader sees only a part, or takes parts of names for columns.
+sample is a run of adjacent members, and a key ends at the first dot. Every reader of the format does so. The
+options are for tars of which a plain reading sees only a part, or takes parts of names for columns.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ PLAIN = Reading()
 HIDDEN_DIRECTORY = b".wdsfs"  # at the top of a mount by FUSE; see `mount/hidden_directory.py`
 NAME_MAX = 255  # bytes; what tools assume of a file name, and what statfs reports
 
-# Suffixes of shards. The first is the default. The others are those that GNU tar (`-a`) and ratarmount know, as
-# far as they can be unpacked here: not `.tlz` (lzma, lzip).
+# Suffixes of shards. The first is the default. GNU tar (`-a`) and ratarmount know the others. `.tlz` (lzma, lzip)
+# is missing: nothing here unpacks it.
 SHARD_SUFFIXES = (
     b".tar",
     *(b".tar.gz", b".tgz", b".taz"),
@@ -71,7 +71,8 @@ SHARD_SUFFIXES = (
 )
 SHARD_SUFFIXES_OF_ANY_CASE = (*SHARD_SUFFIXES, *map(bytes.upper, SHARD_SUFFIXES))  # some systems write A.TAR
 
-# What may need an escape: a percent sign, a NUL, an empty component, and "." or ".." as a whole component.
+# Parts of a name that may need an escape: a percent sign, a NUL, an empty component, and "." or ".." as a whole
+# component.
 _ODD = (b"%", b"\0", b"//", b"/./", b"/../")
 _ESCAPED = re.compile(rb"%(00|25|2E)")
 
@@ -153,8 +154,8 @@ def raw_key(name: bytes, *, last_dot: bool = False) -> bytes | None:
     start = name.rfind(b"/") + 1
     dot = name.find(b".", start)
     # Semantics decision: a name without a dot has no extension and is in no sample (as everywhere).
-    # Semantics decision: a base name that starts with a dot is in no sample, as for DALI and Hugging Face;
-    # the webdataset library makes `d/.hidden` a sample with the key `d/`, which no tree can show.
+    # Semantics decision: a base name that starts with a dot is in no sample, as for DALI and Hugging Face. The
+    # webdataset library makes `d/.hidden` a sample with the key `d/`, which no tree can show.
     if dot <= start or is_meta(name):
         return None
     return name[: start + len(partition(name[start:], last_dot=True)[0])] if last_dot else name[:dot]
@@ -193,7 +194,7 @@ class DottedNames:
     other samples.
     """
 
-    FEW, MANY = 4, 64  # different extensions that prove nothing yet: those that begin with a digit; all
+    FEW, MANY = 4, 64  # different extensions that prove nothing yet: extensions that begin with a digit; all
     PER_SAMPLE = 16  # different extensions with dots for each sample of a sound set
     AGAIN, SHARE = 2, 4  # members of an extension that is meant: at least two, and one in a quarter of the samples
 
@@ -336,8 +337,8 @@ def readable(name: bytes) -> str:
 def shown(text: str) -> str:
     """Return foreign text fit for a terminal, on one line: control characters are escaped.
 
-    All names go through this on their way into messages, logs, tables and lines of results: errors (`WdsfsError`),
-    `log_lines`, `cli/output`, `mount/reports` and others call it, not those who raise, log or print.
+    All names go through this on their way into messages, logs, tables and lines of results. Errors (`WdsfsError`),
+    `log_lines`, `cli/output`, `mount/reports` and others call it; code that raises, logs or prints need not.
     Bytes that are not UTF-8 (`os.fsdecode`) stay as they are.
     """
     if text.isprintable():

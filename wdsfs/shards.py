@@ -1,8 +1,8 @@
 """A shard of a set, and the fingerprint of a file: while it stays the same, so does the content.
 
 The fingerprint is the one answer to "is this still the same file?", for shards and for everything else whose
-content is stored somewhere. What compares something else says why where it does so. Which shards a set has is
-decided in the room `spec`.
+content is stored somewhere. Code that compares something else says why. The room `spec` decides which shards a set
+has.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ class Shard:
         return self.path + self.reading.mark
 
     def miscount(self, samples: int) -> str:
-        """Return what is wrong if the shard has this many samples; empty if that is the expected number."""
+        """Return the fault if the shard has this many samples; "" if that is the expected number."""
         if self.expected_samples in (None, samples):
             return ""
         return f"has {samples:,} samples; the file that names it says {self.expected_samples:,}"
@@ -200,8 +200,8 @@ def check_count(shards: int) -> None:
 def wait_for_tick(status: os.stat_result) -> bool:
     """Wait until another write to a file would change its times: within the tick of the last one it would not.
 
-    Return True if that took time. Meanwhile another file may have come to its path with the same times, so what
-    is open has to be opened again.
+    Return True if that took time. Meanwhile another file may have come to its path with the same times, so the
+    caller has to open the path again.
 
     Semantics decision: a ctime of whole seconds is of a file system that stores no finer times (ext4 with small
     inodes, some NFS servers), or only even seconds (FAT). There a tick takes as long.

@@ -21,7 +21,7 @@ def setting(name: str) -> str:
 
 
 def choose(name: str, value: str) -> None:
-    """Give a setting a value for this process and those that it starts; "" is none, whatever the variable is."""
+    """Give a setting a value for this process and its children; "" is none, whatever the variable says."""
     _chosen[name] = value
 
 

@@ -2,9 +2,9 @@
 
 This user and root are trusted, and the users and groups that `WDSFS_TRUST` (`--trust`) names. A user who can write
 to a directory on the way to a file decides what lies there, and where a link in it leads. So a path is walked step
-by step, with a descriptor of each directory, and links are resolved here: every directory and link has to belong
-to a trusted user, and nobody else may write to a directory on the way, unless it is sticky (as /tmp is), where
-only owners can replace files. A path that passes means the same tomorrow, so LMDB and SQLite may open files by it.
+by step, with a descriptor of each directory, and links are resolved here. Every directory and link has to belong
+to a trusted user. Nobody else may write to a directory on the way, unless it is sticky (as /tmp is): there only
+owners can replace files. A path that passes means the same tomorrow, so LMDB and SQLite may open files by it.
 
 The one home of these rules; docs/explanation/trust.md lists the callers ("How each place is protected"). Standard
 library.

@@ -1,9 +1,9 @@
 """Waits of a request of the kernel for servers and for other processes: they end when its client is ending.
 
-A program that waits for an answer of a mount dies only when it has that answer. The kernel's INTERRUPT comes once,
-also for signals after which a program goes on, and to any process of a mount that receives, or to none while all
-of them wait. So the process that waits looks several times a second if a signal that ends the client is pending.
-For a client that cannot be seen (in a process namespace above ours) the wait goes on to its own end.
+A program that waits for an answer of a mount dies only when it has that answer. The kernel's INTERRUPT does not
+help: it comes once, also for signals that end no program. Any process of the mount may receive it, or none while
+all of them wait. So the waiting process checks several times a second whether a signal that ends the client is
+pending. For a client that cannot be seen (in a process namespace above ours) the wait goes on to its own end.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ client = 0  # the thread whose request this process is at; 0 without one
 begins: Callable[[], None] | None = None  # called at each look during a request
 
 _SIGNALS = re.compile(rb"^(SigPnd|ShdPnd|SigBlk):\t([0-9a-f]+)$", re.MULTILINE)
-# A signal that ends a program by default appears as SIGKILL; these end others too, or dump their memory.
+# A signal that ends a program by default appears as SIGKILL. The others end programs that handle them, or dump
+# memory.
 _ENDS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGABRT)
 _ENDING = sum(1 << number - 1 for number in _ENDS)
 

@@ -1,7 +1,7 @@
 """The wings: rooms that an installation may leave out, and so are the libraries of extras. The rest needs neither.
 
-`load` returns the package of a wing, or a module in it. Call it at the one place that reaches the wing, just
-before a late import; a room that lies below the wing gets what it needs from the module that `load` returns.
+`load` returns the package of a wing, or a module in it. Call `load` at the one place that reaches the wing, just
+before a late import. A room that lies below the wing uses the module that `load` returns.
 Nothing else may import a wing.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 
 from wdsfs.errors import NotInstalled, UsageError
 
-# What cannot be done without it, by wing.
+# The work that needs each wing.
 WINGS = {
     "remote": "shards at URLs and the output of commands cannot be read",
     "kernel": "the kernel cannot serve a mount, and no image can be made",

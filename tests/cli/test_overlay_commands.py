@@ -181,7 +181,7 @@ def test_an_overlay_that_cannot_be_used(program: Program, here: Set) -> None:
     assert all("of version 9, by a newer wdsfs" in error for error in again(program, SHARDS, 8))
     here.place.outputs.unlink()
     here.shards[1].write_bytes(FIRST)
-    assert b"was made: s1; its changes still apply" in overlaid(program, "diff", SHARDS).stderr
+    assert b"was made: s1; the changes still apply" in overlaid(program, "diff", SHARDS).stderr
 
 
 def test_an_unfinished_commit(program: Program, here: Set) -> None:
@@ -351,7 +351,7 @@ def test_abandoning(program: Program, tmp_path: Path) -> None:
     ]
     done = program.run("diff", *options)
     assert lines(done.stdout) == ["added    s1/e", "added    more/x"]
-    assert b"was made: s1; its changes still apply" in done.stderr
+    assert b"was made: s1; the changes still apply" in done.stderr
     assert b"s0.tar" not in done.stderr
     assert half.shards[0].read_bytes() == whole[0]
     done = program.run("commit", "--abandon", *options, code=7)

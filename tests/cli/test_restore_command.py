@@ -273,7 +273,7 @@ def test_a_copy_in_place_of_a_shard_that_was_touched(a_set: Program) -> None:
     os.utime(a_set.home / "s0.tar")
     done = a_set.run("restore", "--overlay", "o", "s0/a")
     assert done.stdout == b"changed  s0/a/txt\n"
-    assert b"/o was made: s0; its changes still apply" in done.stderr
+    assert b"/o was made: s0; the changes still apply" in done.stderr
 
 
 def test_a_merged_tree_is_restored_only_whole(a_set: Program) -> None:

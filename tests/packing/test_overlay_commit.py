@@ -73,7 +73,7 @@ def test_a_shard_that_was_replaced_below_a_mount(a_set: Program) -> None:
         mounted.allow_log("s1.tar has changed; it is indexed again")
         (mounted.path / "s0/003/cls").write_bytes(b"7")
         a_set.write("new.tar", shard([("x.txt", b"x")])).replace(a_set.home / "s1.tar")
-        text = b"was made: s1; its changes still apply"
+        text = b"was made: s1; the changes still apply"
         assert text in a_set.run("diff", mounted.path).stderr
         assert text in a_set.run("commit", "--output", "out/%d.tar", mounted.path).stderr
         wait_until(lambda: has(mounted.path / "s1", "x"), "the mount to notice")  # at the latest after a second

@@ -6,8 +6,9 @@ Remote objects, unpacked shards, images and tables lie there. `cache_room.py` de
 A directory that a trusted group may write is the cache of all its members: all may read and write its files.
 
 An object that is filled bit by bit is two files: `KEY.data`, and `KEY.table`, whose lock is that of both and whose
-mtime is the last use. Any other file is whole, or a `part` that is being written; its atime is the last use, and
-who has it open holds a shared lock on it. A `note` is small, and goes when it was not written for a month.
+mtime is the last use. Any other file is whole, or a `part` that is being written. The atime of such a file is the
+last use, and a process that has it open holds a shared lock on it. A `note` is small, and is removed when it was
+not written for a month.
 
 The directory may be on a network file system that several nodes share. NFS implements flock(2) as a lock of all
 bytes, and an exclusive lock needs write access. Ranges of a table are claimed by locks of bytes
@@ -165,7 +166,7 @@ class CacheDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._is_trusted = False
-        self._group: int | None = None  # that shares the directory, as it was found; it is trusted
+        self._group: int | None = None  # trusted group that shares the directory
 
     def file(self, key: str, kind: str) -> str:
         """Return the path of a file."""

@@ -1,18 +1,21 @@
 """The room in the cache: its limit, how much is taken, and which files are evicted when it is full.
 
 The number of bytes in use is kept in one small file, under its lock (flock): asking for room costs microseconds.
-Only when there is none the directory is read, and the sum is then what the disk says. So the sum may be wrong for
-a while (a process was killed between asking and writing) or be lost. A process takes some room in advance, and
-small writes use that without the file: opening, locking and writing it costs as much as writing 100 kB.
+The directory is read only when there is none; then the sum is counted anew from the disk. So the sum may be wrong
+for a while (a process was killed between asking and writing) or be lost. A process takes some room in advance, and
+small writes use that room without the file: opening, locking and writing the file costs as much as writing 100 kB.
 
-Files are evicted that were not used for the longest time, and for longer than a time that the newcomer names
-(`victims`). For a part of an object that is three times as long as the object itself had not been used before; for
-a new object, a day. Without this condition a set that is larger than the cache would wash it out in each epoch: an
-object would be evicted shortly before it is read again. With it the cache keeps its files, and others are read
-without the cache; when the work moves on to another set, the old files are evicted in the fourth epoch. (With a
-cache for half of a set, LRU has 0 % of hits in epochs in order and 15 % in shuffled ones, where an object is read
-again after up to two epochs; "as long" has 50 and 19 %, "twice" 50 and 38 %, three times 50 and 46 %.) Files
-beyond the limit, which may have been lowered, are evicted in any case.
+The least recently used files are evicted first, and only files that were unused for longer than the newcomer asks
+(`victims`). A part of an object asks for three times as long as the object itself had not been used before; a new
+object asks for a day. Without this condition a set that is larger than the cache would wash it out in each epoch:
+an object would be evicted shortly before it is read again. With the condition the cache keeps its files, and other
+objects are read without the cache. When the work moves on to another set, the old files are evicted in the fourth
+epoch.
+
+Measured with a cache for half of a set, hits in epochs in order, and in shuffled epochs, where an object is read
+again after up to two epochs: LRU 0 and 15 %, "as long" 50 and 19 %, "twice" 50 and 38 %, three times 50 and 46 %.
+
+Files beyond the limit, which may have been lowered, are evicted in any case.
 """
 
 from __future__ import annotations
@@ -48,8 +51,8 @@ _CHECK = 8
 def victims(entries: Sequence[CacheEntry], over: int, short: int, age: float, now: float) -> Sequence[CacheEntry]:
     """Return the entries to evict: the first of `entries`, which are in the order of their last use.
 
-    In any case as many as have `over` bytes; then, until `short` bytes are free, those that were not used for more
-    than `age` seconds.
+    In any case entries with `over` bytes in all; then, until `short` bytes are free, entries that were not used
+    for more than `age` seconds.
     """
     freed = 0
     for count, entry in enumerate(entries):
@@ -213,7 +216,7 @@ class CacheRoom:
     def _remove_victims(
         self, entries: list[CacheEntry], need: Callable[[int], tuple[int, int]], age: float
     ) -> tuple[list[CacheEntry], int]:
-        """Remove victims; return the other entries, without those that cannot be removed, and the bytes freed.
+        """Remove victims; return the other entries, without entries that cannot be removed, and the bytes freed.
 
         `need` returns how many bytes still have to be freed: in any case, and of unused files.
         """

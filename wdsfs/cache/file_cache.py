@@ -1,6 +1,6 @@
 """Whole files in the cache: each is made once, by one process, and never changed.
 
-A file is written as a `part`, synced, and only then renamed to its kind, so a file of another kind is whole, also
+A file is written as a `part`, synced, and only then renamed to its kind. So a file of another kind is whole, even
 after a kill or a power cut. The writer holds a lock on the part; other processes that need the file wait for it.
 
 A new file evicts others if there is no room, until it takes half of the limit: its size is known only when it is
@@ -102,7 +102,7 @@ class FileCache:
             with contextlib.suppress(OSError):  # another user's, or the directory is read-only
                 if self._notes_use:
                     os.utime(fd, ns=(time.time_ns(), os.fstat(fd).st_mtime_ns))
-            with contextlib.suppress(BlockingIOError):  # it is being evicted; its bytes stay until it is closed
+            with contextlib.suppress(BlockingIOError):  # being evicted; the bytes stay until it is closed
                 fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
             return CachedFile(fd, kind)
         return None
@@ -167,9 +167,9 @@ class FileCache:
             os.close(fd)
 
     def place_of(self, fd: int) -> str | None:
-        """Return the path of a file that `find` or `make` has opened; it stays there as long as it is open.
+        """Return the path of a file that `find` or `make` has opened. The path is valid while the file is open.
 
-        None if it is gone, or is not as it was made; then it is removed. Raises OSError.
+        None if the file is gone, or has changed since it was made and is therefore removed. Raises OSError.
         """
         fcntl.flock(fd, fcntl.LOCK_SH)  # if it is being removed, that ends first
         path = os.readlink(f"/proc/self/fd/{fd}")

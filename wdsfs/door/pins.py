@@ -1,4 +1,4 @@
-"""Pins: what is known of the object at a URL, so that another object in its place is noticed."""
+"""Pins: the known facts about the object at a URL, so that another object in its place is noticed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The work of the wing `remote` for the door: the interfaces of remote shards, and what passes between both.
+"""The work of the wing `remote` for the door: the interfaces of remote shards, and the data between them.
 
 The rooms above use these names only. The classes that implement them are in the wing, which may be missing.
 """
@@ -98,7 +98,7 @@ class OpenObject(Protocol):
 
 
 class FetcherLink(Protocol):
-    """The fetcher of a mount, for the process that keeps it running and for those that hand it requests."""
+    """The fetcher of a mount, for the process that keeps it running and for the workers that hand it requests."""
 
     @property
     def alarm_words(self) -> memoryview[int]:
@@ -123,7 +123,7 @@ class CachedObjects(Protocol):
         """Yield the objects whose URL begins with `prefix`, the longest unused one first."""
 
     def clear(self, prefix: str) -> list[CachedEntry]:
-        """Remove the objects whose URL begins with `prefix`; return those that were removed."""
+        """Remove the objects whose URL begins with `prefix`; return the removed ones."""
 
     def verify(self, prefix: str = "") -> Iterator[tuple[CachedEntry, int]]:
         """Compare the cached bytes with their checksums; yield each object, and its damaged bytes, now dropped."""

@@ -79,7 +79,7 @@ class Door:
         finally:
             source.close(shard)
 
-    # --- what is known without a store; nothing where no remote shard has been named
+    # --- facts that need no store; none where no remote shard has been named
 
     def note_order(self, shard: OpenShard, following: bytes) -> None:
         """Note the shard that follows an open one in the set: passes over remote shards continue there."""

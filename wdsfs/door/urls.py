@@ -149,7 +149,7 @@ def program(command: str, directory: str) -> Url:
 
 
 def first_word(command: str) -> str:
-    """Return the program of a command; "" if it cannot be told from what may be secret."""
+    """Return the program of a command; "" if the first word may be secret."""
     word = command.split()[0] if command.strip() else ""
     return word.rpartition("/")[2] if _COMMAND_WORD.fullmatch(word) else ""
 

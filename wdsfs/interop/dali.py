@@ -1,7 +1,7 @@
 """The index that DALI reads, as bytes: written from records, and checked.
 
-Opens no file. `export` writes it where DALI looks, `lint` compares an existing one with the headers of its shard.
-docs/reference/formats.md has the format, and the members that the tools group differently from wdsfs.
+Opens no file. `export` writes the index where DALI looks. `lint` compares an existing index with the headers of
+its shard. docs/reference/formats.md has the format, and the members that the tools group differently from wdsfs.
 
 The writer follows wdsfs's samples, in the order of the tar. A member that DALI would misread raises ExportError,
 which names it; the caller knows the shard.
@@ -132,10 +132,10 @@ def _doubtful_members(record: Record) -> dict[int, str]:
 
 
 def dali_misfit(fd: int, index: BinaryIO, reading: Reading = PLAIN) -> str | None:
-    """Return what is wrong with a DALI index of the shard open at `fd`; None if nothing, or for another file.
+    """Return the fault of a DALI index of the shard open at `fd`; None for a right index and for another file.
 
-    It must name places of regular members only, with their sizes and extensions, and all members of samples.
-    Groups of members are not checked: they differ between wdsfs, DALI and `wds2idx`. Raises OSError.
+    The index must name places of regular members only, with their sizes and extensions, and all members of
+    samples. Groups of members are not checked: they differ between wdsfs, DALI and `wds2idx`. Raises OSError.
     """
     if index.readline(2) != b"v1":  # other files are called .idx, too
         return None

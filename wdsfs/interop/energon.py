@@ -26,7 +26,7 @@ from wdsfs.tar.problems import HARMLESS, Problems
 FOLDER = b".nv-meta"
 
 # `split_name_re` of config.py. Unlike `names.split` it takes `d/.hidden` for a sample with the key `d/`, and lets
-# no line feed into a folder; the reader refuses a sample in whose bytes another one's member lies.
+# no line feed into a folder. The reader refuses a sample if a member of another sample lies within its bytes.
 _SPLIT = re.compile(rb"^((?:.*/|)[^.]+)[.]([^/]*)$")
 
 
@@ -89,7 +89,7 @@ def _keys(chunk: Chunk) -> Iterator[tuple[str, int]]:
 
 
 def misfit(fd: int, index: BinaryIO) -> str | None:
-    """Return what is wrong with a `.tar.idx` of the shard open at `fd`; None if nothing. Raises OSError."""
+    """Return the fault of a `.tar.idx` of the shard open at `fd`; None if it has none. Raises OSError."""
     try:
         right = borders(fd)
     except ExportError as error:

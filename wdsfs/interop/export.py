@@ -1,7 +1,7 @@
 """Writes an index for DALI of each shard of a set, and knows which indexes of other tools lie beside shards.
 
-The content of an index is decided in `dali`. Each file is written under a hidden name, synced and renamed, so a
-reader sees the old one or the new one, whole; an export that was stopped is simply repeated. The shards are never
+`dali` decides the content of an index. Each file is written under a hidden name, synced and renamed, so a reader
+sees the whole old one or the whole new one. An export that was stopped is simply repeated. The shards are never
 touched.
 """
 
@@ -46,9 +46,9 @@ def export(
 ) -> Report:
     """Write the index of each shard of `lower` into `directory`, or with None beside the shard.
 
-    `on_shard` is called for each shard that is done; it may raise an exception to stop. With `workers` the indexes
-    are made by those of a cluster; the files are written here. `failures` of the report are the shards without an
-    index. Raises ExportError if nothing can be written.
+    `on_shard` is called for each finished shard, and may raise an exception to stop. With `workers` the workers of
+    a cluster make the indexes, and this process writes the files. `failures` of the report are the shards without
+    an index. Raises ExportError if nothing can be written.
     """
     writer = _Writer(disk or Disk())
     try:

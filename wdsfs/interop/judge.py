@@ -107,7 +107,7 @@ class Judge:
             yield self._shards[later_shard][0], LintFinding("shared key", first, "", text)
 
     def uneven(self) -> Iterator[tuple[str, LintFinding]]:
-        """Yield a note if Hugging Face's loader would refuse the set; it looks at the first shard with samples."""
+        """Yield a note if Hugging Face's loader, which checks the first shard, would refuse the set."""
         self._shards.sort(key=lambda shard: shard[0])
         path, first = next(((path, shard.first) for path, shard in self._shards if shard.first), ("", []))
         finding = uneven(first)

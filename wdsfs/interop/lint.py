@@ -97,7 +97,7 @@ class Lint:
     columns: dict[bytes, Column] = field(default_factory=dict)
 
     def add(self, kind: str, offset: int, member: str, text: str) -> None:
-        """Count a finding; it is listed if it is one of the first of its kind."""
+        """Count a finding. List it if it is one of the first of its kind."""
         self.counts[kind] += 1
         if self.counts[kind] <= EXAMPLES:
             self.findings.append(LintFinding(kind, offset, member, text))

@@ -83,7 +83,7 @@ class MountedOverlay:
         try:
             UpperDirectory(self.place, self.owner).close(clean=True)
         except (OSError, OverlayUnusable) as error:
-            log.error("what was written last may not be on disk: %s", error)
+            log.error("the last writes may not be on disk: %s", error)
 
     @property
     def is_half_committed(self) -> bool:

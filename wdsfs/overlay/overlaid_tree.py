@@ -468,7 +468,7 @@ class OverlaidTree:
         """Return sums over the lower."""
         return self.tree.totals()
 
-    # --- what has been removed
+    # --- removed nodes
 
     def note_hidden(self, node: Node) -> None:
         """Note that a name of a node of the lower is hidden now."""
@@ -486,10 +486,10 @@ class OverlaidTree:
     # --- listing
 
     def listing(self, inode: int, after: int = 0) -> Iterator[Entry]:
-        """Yield the children of a directory after a cursor: those of the lower in its order, then new names.
+        """Yield the children of a directory after a cursor: first the children of the lower, then new names.
 
-        A cursor of the lower is its own; that of a new name is UP and a hash of the name
-        (`overlay/overlaid_tree.py`). The iterator must be used up or dropped before any other call.
+        A child of the lower has the cursor of the lower. The cursor of a new name is UP and a hash of the name.
+        The iterator must be used up or dropped before any other call.
         """
         self._follow()
         node = self._nodes.get(inode)

@@ -59,7 +59,7 @@ def check_set(place: OverlayDirectory, shards: Sequence[Shard], view: View) -> O
         changed = _changed(place, before, settings)
         if changed and not is_halfway:
             log.warning(
-                "shards have changed since the overlay %s was made: %s; its changes still apply, by path: see "
+                "shards have changed since the overlay %s was made: %s; the changes still apply, by path: see "
                 "them with `wdsfs diff`",
                 *(place.path, several(changed, SHARDS_NAMED_MAX)),
             )

@@ -223,8 +223,8 @@ class Restoration:
 class Undo:
     """Undoes changes at paths of a mount, as its worker.
 
-    `notify` is called before each step, with a directory's inode and the name in it that the kernel has to look up
-    again, or with an inode whose content and attributes have changed and an empty name.
+    `notify` is called before each step. It gets a directory's inode and the name in it that the kernel has to look
+    up again. Or it gets an inode whose content and attributes have changed, and an empty name.
     """
 
     def __init__(self, overlaid: OverlaidTree, notify: Callable[[int, bytes], None]) -> None:

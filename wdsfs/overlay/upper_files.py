@@ -1,10 +1,10 @@
 """The files and directories of an upper on disk: opened, read, changed in place and synced.
 
-Which names exist is in memory (`overlay/upper_format.py`); names are made, moved and removed in
-`overlay/upper_changes.py`. Every system call that changes an upper is a method of `SystemCalls`: a test passes a
-subclass that fails, stops or records them.
+`overlay/upper_format.py` keeps the names in memory; `overlay/upper_changes.py` makes, moves and removes names.
+Every system call that changes an upper is a method of `SystemCalls`: a test passes a subclass that fails, stops or
+records them.
 
-The guarantee of fsync: when it returns, the bytes of a file or the names of a directory are on disk, and every
+The guarantee of fsync: when it returns, the bytes of a file or the names of a directory are on disk. So is every
 name on the paths to it from the top of the upper. A node is `dirty` until its own bytes or names are known to be
 on disk.
 """
@@ -115,12 +115,12 @@ class UpperFiles:
     """Opens, reads, changes and syncs the nodes of an upper. All methods but `drop` and `close` raise OSErrors.
 
     Files and directories are reached by the descriptors of the directories above them, step by step: paths may be
-    longer than PATH_MAX. At most `most` directories and as many files are open, beside the pinned directories;
-    those that were not used for the longest time are closed. A descriptor is valid for the next few calls only;
+    longer than PATH_MAX. At most `most` directories and as many files are open, beside the pinned directories; the
+    least recently used are closed. A descriptor is valid for the next few calls only;
     callers keep nodes.
 
-    A daemon that is not root must be able to open every file itself: the permission bits of the file on disk are
-    then wider than those that the mount shows, and the attribute `user.wdsfs.mode` has the shown bits.
+    A daemon that is not root must be able to open every file itself. So the file on disk may have wider permission
+    bits than the mount shows; the attribute `user.wdsfs.mode` has the shown bits.
     """
 
     def __init__(self, calls: SystemCalls, most: int = DESCRIPTORS) -> None:
@@ -345,7 +345,7 @@ class UpperFiles:
             self.calls.utime(name, (atime_ns, mtime_ns), directory)
 
     def _inherited(self, parent: UpperNode, kind: int, attributes: Attributes) -> Attributes:
-        """Return the attributes with those that a directory with setgid passes on to new nodes in it."""
+        """Return the attributes of a new node, with the group and bit that a directory with setgid passes on."""
         above = os.fstat(self.directory(parent))
         if not above.st_mode & stat.S_ISGID:
             return attributes
@@ -370,7 +370,7 @@ class UpperFiles:
             self._sync_up(parent)
 
     def sync_content(self, node: UpperNode) -> None:
-        """Write a file's content to disk; its names may still be in memory only."""
+        """Write a file's content to disk. Its names may still be in memory only."""
         if node.dirty and node.kind == FILE:
             self.calls.fsync(self.file(node))
             node.dirty = False

@@ -10,9 +10,9 @@ the lower::
     merged     the attribute user.overlay.origin, also an empty one: the kernel then looks for whiteouts in this
                directory where the lower has none (any more); FUSE mounts do so anyway
 
-Two attributes belong to wdsfs: `user.wdsfs.origin` = "<inode>:<sum>" keeps the inode number that a file (or a
-renamed sample) has in the lower, as long as its shard's fingerprint has that sum (hexadecimal); `user.wdsfs.mode`
-= octal permission bits to show, where those on disk have to be wider for a daemon that is not root.
+Two attributes belong to wdsfs. `user.wdsfs.origin` = "<inode>:<sum>" keeps the inode number that a file (or a
+renamed sample) has in the lower, as long as its shard's fingerprint has that sum (hexadecimal). `user.wdsfs.mode`
+= the permission bits to show, in octal, where the bits on disk have to be wider for a daemon that is not root.
 
 `load_names` reads the names into memory, as a tree of `UpperNode`s. Names are looked up there; a name without a
 node is that of the lower. Attributes and content stay on disk.
@@ -70,7 +70,7 @@ class UpperNode:
 
     kind: int
     inode: int
-    parent: UpperNode | None  # of one of its names; None for the top, a whiteout, and what has been removed
+    parent: UpperNode | None  # of one of its names; None for the top, a whiteout and a removed node
     name: bytes
     more: list[Place] | None = None  # its other names
     opaque: bool = False
@@ -126,7 +126,7 @@ class UpperNode:
         return b"/".join(node.name for node in reversed(self.chain()[:-1]))
 
     def walk(self) -> Iterator[tuple[UpperNode, bytes, UpperNode]]:
-        """Yield everything below as (directory, name, node), a directory before what is in it."""
+        """Yield all nodes below as (directory, name, node), a directory before its children."""
         waiting = [self]
         while waiting:
             directory = waiting.pop()

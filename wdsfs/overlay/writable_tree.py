@@ -1,7 +1,7 @@
 """The tree of a writable mount: `overlaid_tree.py` and all changes (create, write, rename, remove).
 
-This module decides the meaning of a request: its checks, what is copied up (`CopyUp`) or hidden by a whiteout, and
-the outcome of a request during which a worker has died (`RequestJournal`). Then one change of the upper follows
+This module decides the meaning of a request: its checks, its copy-up (`CopyUp`) or whiteout, and the outcome of a
+request during which a worker has died (`RequestJournal`). Then one change of the upper follows
 (`overlay/upper_changes.py`). A removed file that the kernel still knows stays readable (`work_directory.Orphans`).
 
 Semantics decisions:
@@ -224,10 +224,10 @@ class WritableTree(OverlaidTree):
         self._renames.rename(parent, name, new_parent, new_name, flags)
 
     def restore(self, paths: Sequence[bytes], notify: Callable[[int, bytes], None]) -> None:
-        """Undo what was changed at these paths (below the top, without a leading slash) and below them.
+        """Undo the changes at these paths (below the top, without a leading slash) and below them.
 
-        `notify` as in `Undo`. Can be repeated from any point. Raises NoSuchEntry for a path in what was
-        removed, replaced or renamed as a whole, and ShardErrors; then nothing is undone.
+        `notify` as in `Undo`. Can be repeated from any point. Raises NoSuchEntry for a path in a directory that
+        was removed, replaced or renamed as a whole, and ShardErrors. Then nothing is undone.
         """
         self._follow()
         Undo(self, notify).restore(paths)
@@ -256,7 +256,7 @@ class WritableTree(OverlaidTree):
         return self.status(node)
 
     def setxattr(self, inode: int, name: bytes, value: bytes, flags: int = 0) -> None:
-        """Set an attribute; `flags` as of setxattr(2). Raises Unsupported for those that are not the user's."""
+        """Set an attribute; `flags` as of setxattr(2). Raises Unsupported for a name that is not the user's."""
         self._follow()
         repeated = bool(flags) and self.journal.repeats("setxattr", (inode, name, flags)) is not None
         if not is_users(name):
@@ -286,7 +286,7 @@ class WritableTree(OverlaidTree):
 
 
 class Renames:
-    """Renames in the tree, after the checks that POSIX asks for, and a copy-up of only what has to move."""
+    """Renames in the tree, after the checks that POSIX asks for. Only nodes that have to move are copied up."""
 
     def __init__(self, tree: WritableTree) -> None:
         self.tree = tree
