@@ -137,7 +137,7 @@ class Tree(OfSet):
     def open(self, path: str, mode: str = "rb", buffering: int = -1, **text: Any) -> IO[Any]:
         """Open a file to read, as `open` does: mode `rb`, or `r` with `encoding`, `errors`, `newline`.
 
-        The file object seeks. Raises EntryError, ShardError; its reads raise ShardError.
+        The file object seeks. Raises EntryError and ShardError. Reads raise ShardError.
         """
         if mode not in ("rb", "r", "rt"):
             raise UsageError(f"mode {mode!r}: files of a set are read-only; use mode rb or r")
@@ -274,7 +274,7 @@ class MemberFile(io.RawIOBase):
             return content_module.read(content, offset, length) if length else b""
         except StaleShard:
             with set_.lock:
-                set_.lower.distrust()  # so that who opens it again gets the new content at once
+                set_.lower.distrust()  # so that the next `open` gives the new content at once
             raise
         finally:
             with set_.lock:

@@ -36,7 +36,7 @@ def file_of_keys(keys: Any) -> Iterator[str]:
         file.write(text)
         return _KIND, len(text)
 
-    cache = file_cache.cache(notes_use=False)  # which would change the fingerprint of the list
+    cache = file_cache.cache(notes_use=False)  # a new atime would change the fingerprint of the list
     try:
         fd = cache.make(hashlib.blake2b(text, digest_size=16).hexdigest(), (_KIND,), fill).fd
     except (OSError, file_cache.NoRoom) as error:

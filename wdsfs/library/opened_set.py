@@ -65,7 +65,7 @@ _DEFAULTS: dict[str, Any] = {
 }
 _SELECTION = ("split", "shard_id", "num_shards", "ignore_zeros", "group_by_key", "base")
 _POLICIES = ("error", "skip", "empty")
-_PATHS = {  # options that are paths, and what lies there
+_PATHS = {  # options that are paths, and the kind of file there
     "class_names": "a file with a class in each line; write the classes into one",
     "index_dir": "a directory",
     "base": "a directory",
@@ -87,7 +87,7 @@ class OpenedSet:
             self._open(whole, options.get("progress"), stack)
             self._stack = stack.pop_all()
             _sets.add(self)
-        # What opens the same set in another process, whose working directory may be another one.
+        # The arguments that open the same set in another process, whose working directory may be another one.
         self.sent = [anchored(spec) for spec in self.shards], anchored_options(self.options)
 
     def _open(self, whole: bool, progress: Report | None, stack: ExitStack) -> None:
@@ -144,7 +144,7 @@ class OpenedSet:
 
 
 class Closed:
-    """A stand-in for what is closed: raises UsageError for each question."""
+    """A stand-in for a closed set: raises UsageError for each question."""
 
     def __getattr__(self, name: str) -> Any:
         raise UsageError("this is closed; open it again")
@@ -200,7 +200,7 @@ def _opening_of(options: dict[str, Any], report: Report | None) -> Opening:
 
 
 class _Reported(Progress):
-    """Calls a function with what is being done, how many shards are done, and how many there are."""
+    """Calls a function with the name of the work, the number of finished shards, and the number of shards."""
 
     def __init__(self, report: Report) -> None:
         self._report = report

@@ -78,7 +78,7 @@ class Samples(OfSet, Sequence[Sample]):
         """Begin to read the samples from number `first` to before `stop`, so that they are there when asked for.
 
         Returns at once. The bytes go to the page cache, those of a store to the cache of the node: all processes
-        of the node share them. It is only a hint: what cannot be read raises where it is asked for.
+        of the node share them. This is only a hint: samples that cannot be read raise where they are asked for.
         """
         with contextlib.suppress(ShardError):
             self._reader.will_read(range(max(first, 0), min(stop, self._count)))
@@ -86,7 +86,7 @@ class Samples(OfSet, Sequence[Sample]):
     def _checked(self, number: SupportsIndex) -> int:
         """Return the number of a sample, which may be counted from the end. Raises IndexError, TypeError."""
         if isinstance(number, bool):
-            raise TypeError("samples have numbers: of a list of booleans take those that are true")
+            raise TypeError("samples have numbers: turn a list of booleans into the numbers of its true elements")
         number = operator.index(number)
         if not -self._count <= number < self._count:
             raise IndexError(f"there is no sample {number:,}; the set has {self._count:,}")

@@ -116,7 +116,7 @@ class ClusterRun:
                 self._on_bytes(step.output.length)
                 if step.is_remote:
                     DOOR.look_again(step.target)  # what this machine knew about the object is out of date
-                    self._on_bytes(step.output.length)  # which were sent
+                    self._on_bytes(step.output.length)  # the bytes sent
                 else:
                     self._publish(step.output, result, publication(step))
         finally:

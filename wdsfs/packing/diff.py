@@ -1,7 +1,8 @@
 """The changes of an overlay, sample by sample, for `wdsfs diff` and for a commit.
 
-`find_changes` walks the upper beside the tree of the lower (`upper_walk.py`), matches renamed samples with their
-former ones, and names the files that no tar of samples can hold, or that readers would mix up. It writes nothing.
+`find_changes` walks the upper beside the tree of the lower (`upper_walk.py`). It matches renamed samples with
+their former names, and lists the files that no tar of samples can hold, or that readers would mix up. It writes
+nothing.
 
 New members of an existing sample follow its last member. New samples in the directory of a shard follow its last
 sample. All others go into further shards. docs/reference/overlay.md has the same rules for users.
@@ -530,7 +531,7 @@ def _in_order(record: Record, changes: ShardChanges) -> Iterator[tuple[int, int,
 
 
 def _key_of(name: bytes) -> bytes:
-    """Return the plain key of a member; its name if it is in no sample."""
+    """Return the plain key of a member; the name of a member that is in no sample."""
     parts = names.split(name)
     if parts is None:
         return name

@@ -1,6 +1,6 @@
 """The samples of trees of files: their layout, grouping, names in the tar, order and splits.
 
-Layouts are those that a mount shows, so what a mount shows can be packed again:
+The layouts are the layouts of a mount, so the tree of a mount can be packed again:
 
 - files: `images/image194.left.jpg`, as `tar x` leaves it; the key is the path up to the first dot of the name.
 - samples: `images/image194/left.jpg`, a directory for each sample; with full names, `image194/image194.left.jpg`.
@@ -89,8 +89,8 @@ class _Looks(NamedTuple):
 def layout_of(table: FileTable, name: str, *, by_split: bool = False, last_dot: bool = False) -> Layout:
     """Return the layout of this name, or for AUTO the one that the files have.
 
-    Raises CommitError where they could mean several things, or there are none; UsageError if they should be in
-    splits and are not, or their names should have keys and do not.
+    Raises CommitError if the files could mean several layouts, or if there are no files. Raises UsageError if the
+    files should be in splits and are not, or if names should have keys and do not.
     """
     if not len(table):
         raise CommitError(f"there is no file to pack in {' or '.join(map(os.fsdecode, table.roots))}")
@@ -188,10 +188,10 @@ NO_CLASS = -1
 class Samples:
     """The samples of trees, by number, in the order of the walk.
 
-    `sizes` are bytes of content. `classes` are the names of all classes, sorted; `class_of` has the class of each
-    sample (NO_CLASS outside of the layout classes), `directory_of` the number of the directory of its files;
-    `starts` has its first place in `rows`, which has the rows of all files. `dotted_names` tells whether dots
-    in names have cut keys.
+    `sizes` are bytes of content. `classes` are the names of all classes, sorted. Of each sample `class_of` has the
+    class (NO_CLASS outside of the layout classes), `directory_of` the number of the directory of its files, and
+    `starts` the first place in `rows`, which has the rows of all files. `dotted_names` tells whether dots in names
+    have cut keys.
     """
 
     def __init__(self, table: FileTable, layout: Layout, classes: list[bytes]) -> None:

@@ -142,12 +142,13 @@ class PackOptions:
 
 @dataclass(frozen=True, slots=True)
 class FileColumns:
-    """The pieces of a shard, as columns and not objects: they are made and sent quickly.
+    """The pieces of a shard, as columns and not as objects, because columns are made and sent quickly.
 
-    `directories` are absolute paths; `prefixes` stand in front of the names of their files in the tar. Of each
-    file there are: its name, with a NUL between any two; the number of its directory; its size in bytes; its mtime
-    in ns. `seconds` is the time of all members; None: each has its own. `added` has further members of each
-    sample, whose first file `starts` has; it is empty if no sample gets any. `last_dot`: keys may have dots.
+    `directories` are absolute paths; `prefixes` stand in front of the names of their files in the tar. The columns
+    have a row for each file: its name (with a NUL between any two), the number of its directory, its size in
+    bytes, its mtime in ns. `seconds` is the time of all members; None: each has its own. `starts` has the first
+    file of each sample, `added` the further members of each sample (empty if no sample gets any). `last_dot`: keys
+    may have dots.
     """
 
     directories: tuple[bytes, ...]
@@ -263,7 +264,7 @@ class FilePlan(Plan):
 
     @property
     def guesses(self) -> list[str]:
-        """Return what was guessed, and the option that decides otherwise, a line each."""
+        """Return the guesses, a line each, with the option that decides otherwise."""
         options = self.options
         lines = list(self.tables.guesses)
         if options.layout == file_samples.AUTO:
@@ -398,7 +399,7 @@ def _classes_file(plan: FilePlan) -> Step | None:
     if not plan.labels or options.class_as != AS_NUMBER or options.class_names is not None:
         return None
     texts = [name.decode("utf-8", "surrogateescape") for name in plan.samples.classes]
-    # A list of lines is what most tools take; it cannot have all names.
+    # Most tools read a list of lines, but such a list cannot hold all names.
     suffix, content = b".txt", b"".join(name + b"\n" for name in plan.samples.classes)
     try:
         plain = class_names_in(content) == texts

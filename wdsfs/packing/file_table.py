@@ -43,7 +43,7 @@ class WalkRules(NamedTuple):
     """Rules for which files are packed: targets of links; files left behind by programs (`names.is_leaving`).
 
     `exclude` are shell patterns for the path of a file or directory below its tree, or for its name. `tables` are
-    absolute paths of files that describe the samples; they are not packed.
+    absolute paths of files that describe the samples, and are not packed.
     """
 
     follow_links: bool = False
@@ -214,8 +214,8 @@ class FoundDirectory(NamedTuple):
 class FileTable:
     """Files by row, and the directories that have them, in the order of the walk.
 
-    `sizes` (bytes) and `times_ns` are columns by row; `roots` are the absolute paths of the trees, `tops` those
-    that paths of directories are below: the same, or with `with_names` the directory above each.
+    `sizes` (bytes) and `times_ns` are columns by row. `roots` are the absolute paths of the trees. Paths of
+    directories are relative to `tops`: the roots, or with `with_names` the directory above each root.
     """
 
     def __init__(self, roots: Sequence[bytes], *, with_names: bool = False) -> None:

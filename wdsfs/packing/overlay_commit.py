@@ -49,9 +49,9 @@ log = logging.getLogger(__name__)
 class CommitOptions:
     """Options of the command line. `output` names the new shards: `%06d` or braces for the number.
 
-    `leave_out`: commit although some files cannot be packed; they stay in the overlay. `with_leavings` and
-    `ignore_times` decide what is a change (`Rules`). `allow_missing`: commit although some shards cannot
-    be read; these have no changes.
+    `leave_out`: commit although some files cannot be packed; such files stay in the overlay. `with_leavings` and
+    `ignore_times` decide what is a change (`Rules`). `allow_missing`: commit although some shards without changes
+    cannot be read.
     """
 
     output: str | None = None
@@ -138,9 +138,9 @@ class Planner:
         named = {remark.path for remark in self.plan.left_out}
         forgotten = set(self.changes.upper.contents()) - written - named - self.changes.covered
         if forgotten:
-            text = "nothing was written, since these files would be lost; this is an error of wdsfs"
+            text = "nothing was written, since these files would be lost, by an error of wdsfs"
             paths = [os.fsdecode(path) for path in sorted(forgotten)]
-            raise CommitError(f"{text}, please report it:", *_listing(paths))
+            raise CommitError(f"{text}; please report it:", *_listing(paths))
         strays = set(self._changed_strays())
         for step in self.plan.steps:
             if step.action not in (plan.COPY, plan.LINK):
@@ -418,7 +418,7 @@ def _refuse_reading(place: OverlayDirectory, mountpoint: str | None) -> None:
 
 
 class Abandoned(NamedTuple):
-    """The shards of a commit in place that was ended half-way: those that are written, and the others.
+    """The shards of a commit in place that was ended half-way: the written ones, and the others.
 
     `aside` is where the overlay was moved to, if it was.
     """

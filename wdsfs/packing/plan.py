@@ -327,7 +327,7 @@ class SourceShard(NamedTuple):
 
 
 class Step(NamedTuple):
-    """One shard of a plan: what is done (COPY, LINK, REWRITE, NEW), and how many samples it has.
+    """One shard of a plan: the action (COPY, LINK, REWRITE, NEW), and the number of samples.
 
     `number` is the source shard; None if there are several, or none.
     """
@@ -398,7 +398,7 @@ class ShownSamples:
         self._samples, self._last = 0, Key(b"", bytes)
         self._key: bytes | None = None  # of the member before, if that is a new one
         self._prefix: bytes | None = None  # with which a further name is known to have this key
-        self._folders_most = 0  # which may count a folder several times
+        self._folders_most = 0  # an upper bound: a folder may count several times
 
     def add_member(self, name: bytes, *, in_sample: bool = True) -> None:
         """Add a new member."""
@@ -437,7 +437,7 @@ class ShownSamples:
         self._last = key
 
     def compare(self) -> None:
-        """Compare the samples with those that are planned."""
+        """Compare the samples with the plan. Raises CommitError."""
         if self._samples != self._step.samples:
             shown = counted(self._samples, "sample")
             raise self._refusal(f"would find {shown} in place of {self._step.samples:,}")
@@ -463,8 +463,8 @@ class ShownSamples:
 
     def _refusal(self, what: str) -> CommitError:
         return CommitError(
-            f"{os.fsdecode(self._step.target) or 'a new shard'}: readers {what}: nothing was written; this is an "
-            "error of wdsfs, please report it"
+            f"{os.fsdecode(self._step.target) or 'a new shard'}: readers {what}, by an error of wdsfs: nothing "
+            "was written; please report it"
         )
 
 
@@ -595,7 +595,7 @@ def refuse_foreign_link(path: bytes) -> None:
         return
     raise CommitError(
         f"{os.fsdecode(path)} is not replaced: a link leads from there to {os.fsdecode(place)}, and others can "
-        "have made it; if it is right, name that file instead, or those who made the link with --trust"
+        "have made it; if the link is right, name that file instead, or trust the owner of the link: --trust"
     )
 
 

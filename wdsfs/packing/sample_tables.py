@@ -76,7 +76,7 @@ class SampleTables:
                 files = tuple(some)
                 self._tables.append(_Table(files, fingerprints_of(files, DOOR.look), below))
         self.guesses: list[str] = []  # which columns have the keys
-        self.remarks: list[str] = []  # what has no partner, after `measure`
+        self.remarks: list[str] = []  # rows and samples without a partner, after `measure`
         self.extensions = self._named()
 
     @property
@@ -179,7 +179,7 @@ class SampleTables:
 
 
 def _folder_of(file: LabelFile, directories: Sequence[str]) -> bytes:
-    """Return the path of the folder of a table, with its last slash, below that which is packed; else empty."""
+    """Return the path of the folder of a table below the packed folder, with its last slash; b"" for any other."""
     place = os.path.realpath(os.path.dirname(file.path)) + b"/"
     tops = (os.path.realpath(os.fsencode(directory)) + b"/" for directory in directories)
     return next((place[len(top) :] for top in tops if place.startswith(top)), b"")

@@ -176,8 +176,8 @@ class Stretch(NamedTuple):
 class ShardWriter:
     """Writes shards.
 
-    `sources` has each source shard as it was when the plan was made, by its number in the set; `contents` reads
-    new members; `on_bytes` is called with each number of bytes written, in any thread, and may raise an exception
+    `sources` has each source shard as it was when the plan was made, by its number in the set. `contents` reads
+    new members. `on_bytes` is called with each number of bytes written, in any thread, and may raise an exception
     to stop. `threads` is the number of threads that share the writer.
     """
 
@@ -476,8 +476,8 @@ def _wrong(output: Output, text: str) -> CommitError:
 class ObjectOutputs:
     """Sends the shards that `writer` writes.
 
-    `count` is called with the bytes of each that is sent, and with 0 twice a second meanwhile; it may raise to
-    stop all.
+    `count` is called with the bytes of each sent shard, and with 0 twice a second meanwhile. It may raise an
+    exception to stop all.
     """
 
     def __init__(self, writer: ShardWriter, count: Callable[[int], None]) -> None:
@@ -568,7 +568,7 @@ class ObjectOutputs:
             try:
                 DOOR.remote.upload(output.target, fd, replaces, lambda: self._count(0))
             except ObjectExists:
-                text = "exists already: another program has written it meanwhile; it was left unchanged"
+                text = "exists already: another program has written it meanwhile, and wdsfs left it unchanged"
                 raise CommitError(f"{os.fsdecode(output.target)} {text}") from None
         self._count(output.length)
 

@@ -531,7 +531,7 @@ class Walk:
 
 
 class Rules(NamedTuple):
-    """Rules of what is a change: leftovers of programs; a different time (whole seconds) alone."""
+    """Whether leftovers of programs are changes, and a different time (whole seconds) alone."""
 
     with_leavings: bool = False
     ignore_times: bool = False

@@ -200,7 +200,7 @@ class ViewPack:
                 yield step
 
     def _new_sets(self) -> list[NewSet]:
-        """Return the new sets of shards: one in the order of the set, or those that the options make."""
+        """Return the new sets of shards: one in the order of the set, or the sets that the options ask for."""
         options = self.options
         if options.shuffle is None and options.order is None and not options.splits:
             return [NewSet("", options.names[0], self._in_order())]
@@ -302,7 +302,7 @@ class ViewPack:
 
     def _new_sample(self, shard: _Shard, entry: int) -> _Sample:
         pieces = list(self._new_members(shard, entry))
-        key = names.without_dots(shard.record.entry_path(entry))  # which has some only with `last_dot`
+        key = names.without_dots(shard.record.entry_path(entry))  # only keys with `last_dot` have dots
         return _Sample(key, [*pieces], sum(piece.size for piece in pieces))
 
     def _opened_shard(self, number: int) -> _Shard:

@@ -133,7 +133,7 @@ def _fitting(width: int, height: int, edge: int) -> tuple[int, int]:
 
 
 def stretched(values: np.ndarray) -> Image.Image:
-    """Return numbers as shades of grey, the smallest black, the largest white; those not finite are black."""
+    """Return numbers as shades of grey: the smallest and infinite ones and NaN black, the largest white."""
     numbers = values.astype(np.float64)
     finite = np.isfinite(numbers)
     low, high = (numbers[finite].min(), numbers[finite].max()) if finite.any() else (0.0, 0.0)
@@ -341,7 +341,7 @@ def _table(
     width: int,
     problem: str,
 ) -> Preview:
-    """Return a table of these columns (name and type), the first of `width`; it has `total` rows (or None)."""
+    """Return a table of these columns (name and type), the first of `width`, with `total` rows (None: unknown)."""
     summary = counted(width, "column")
     summary = f"{counted(total, 'row')} of {summary}" if total is not None else summary
     if width > len(columns):

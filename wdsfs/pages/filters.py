@@ -50,8 +50,9 @@ class Condition(NamedTuple):
 class Filter:
     """The conditions of a search, and the order of its result; empty ones are none. A sample has to meet all.
 
-    `q` is a part of the key; `shard` a name or pattern of the shell; `class_` the start of the key, a directory;
-    `has` and `lacks` are columns, with commas between them. `order` is a column; empty: the order of the set.
+    `q` is a part of the key. `shard` is a name or pattern of the shell. `class_` is the start of the key, a
+    directory. `has` and `lacks` are columns, with commas between them. `order` is a column; empty: the order of
+    the set.
     """
 
     q: bytes = b""

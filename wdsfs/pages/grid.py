@@ -18,7 +18,7 @@ from wdsfs.pages.set_query import Histogram, HistogramBar, TableOfSet, drawn
 from wdsfs.pages.shown_set import Sample, Snapshot
 
 PAGE = 60  # samples of a grid
-WAIT_SECONDS = 1.0  # for the table to be whole, before a filter is answered from what is there
+WAIT_SECONDS = 1.0  # for the table to be whole, before a filter is answered from a part of it
 FIELDS_MAX = 100  # fields of an address
 SHARDS_MAX = 500  # shards that are offered for the filter
 SEED_MAX = 1 << 31
@@ -55,11 +55,11 @@ class Grid:
         self._commands = _commands(words)
 
     def all(self, now: Snapshot, request: Request) -> Response:
-        """Show samples in the order of the set or of the filter, those that pass it."""
+        """Show the samples that pass the filter, in its order or in that of the set."""
         return self._grid(now, request, page="/", seed=None)
 
     def random(self, now: Snapshot, request: Request) -> Response:
-        """Show random samples of those that pass the filter; the same ones for the same seed."""
+        """Show random samples that pass the filter, the same ones for the same seed."""
         seed = number_in(dict(query_of(request)), "seed") % SEED_MAX
         return self._grid(now, request, page="/random", seed=seed)
 

@@ -15,12 +15,12 @@ Kind = Literal["image", "audio", "video", "text", "json", "array", "table", "doc
 
 KIND_BYTES = 4096  # first bytes of a member by which its kind is known
 HEX_BYTES = 512  # of a member that a hex dump shows
-LABEL_CHARACTERS = 200  # of what counts as a label
+LABEL_CHARACTERS = 200  # a longer text is no label
 UTF_16 = (b"\xff\xfe", b"\xfe\xff")  # the marks at the beginning of such a text
 UNPLAYED = "Browsers do not play this format; extract the member to play it."
 PDF_NOTE = "PDF can hold active content, so it is not opened here; extract the member to read it."
 _CONTROLS = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"} | {0x7F: 0x2421}
-# Marks that turn the direction of what follows: a text could look like another one.
+# Marks that turn the direction of the text behind them: it could look like another one.
 _CONTROLS |= dict.fromkeys([*range(0x202A, 0x202F), *range(0x2066, 0x206A)], 0xFFFD)
 
 
@@ -46,7 +46,7 @@ class Source(Protocol):
 class Detail(NamedTuple):
     """The size of a preview: the longer edge of pictures (pixels), characters of texts, rows of tables.
 
-    `read` is how many bytes of the member a decoder may ask for; what needs more is refused, or seen in part.
+    A decoder may ask for `read` bytes of the member. A larger member is refused, or shown in part.
     """
 
     edge: int
@@ -60,7 +60,7 @@ WHOLE = Detail(edge=1024, characters=100_000, rows=50)  # for a page of its own
 
 
 class Picture(NamedTuple):
-    """A picture that was drawn again; it holds no byte of a member as it was."""
+    """A picture that was drawn again, so that no byte of a member reaches the browser."""
 
     data: bytes
     media_type: str  # image/png or image/webp
@@ -97,7 +97,7 @@ def _words(text: str) -> frozenset[str]:
 TEXTS = _words(
     "txt text caption captions transcript trn lab md rst srt vtt log py sh yaml yml toml ini cfg tex bib"
 )
-ACTIVE = _words("svg html htm xhtml xml js css")  # a browser would run, or load, what is in them
+ACTIVE = _words("svg html htm xhtml xml js css")  # a browser would run, or load, their content
 
 # Media types of the files that a player may get. Nothing here can run: these are sound and moving pictures.
 PLAYERS = {

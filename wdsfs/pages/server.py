@@ -318,10 +318,10 @@ def serve(site: Site, listening: socket.socket, ready: Callable[[str], None]) ->
 
 @contextlib.contextmanager
 def page_leading_to(address: str) -> Iterator[str]:
-    """Yield the path of a page that leads to an address; it is there for the length of the block.
+    """Yield the path of a page that leads to an address. The page exists for the length of the block.
 
     Others can see the arguments of a process, so the browser is given a file of the user's with the address in it.
-    The directory of the file is locked; what a view that was killed has left behind is removed.
+    The directory of the file is locked. Directories that killed views have left behind are removed.
     """
     for place in glob.iglob(os.path.join(glob.escape(tempfile.gettempdir()), f"{PREFIX}*")):
         _remove_if_left_behind(place)

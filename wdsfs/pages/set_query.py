@@ -1,7 +1,7 @@
 """Questions about the table of the set: the samples that pass a filter, in any order, and counts of their values.
 
-DuckDB answers them, from what is in the table so far. A filter becomes SQL here: its values and texts are
-parameters, and its columns are looked up among those that there are.
+DuckDB answers them, from the rows that the table has so far. A filter becomes SQL here: its values and texts are
+parameters, and its columns are looked up among the columns of the table.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ Result = range | NDArray[np.int64]
 
 
 class Progress(NamedTuple):
-    """The shards that can be read, those whose keys and sizes are in the table, and those with values.
+    """Numbers of shards: readable ones, ones with keys and sizes in the table, and ones with values in it, too.
 
     `note` is a sentence about what stays out of the table, or empty.
     """
@@ -81,7 +81,7 @@ class HistogramBar:
 class Histogram(NamedTuple):
     """Counts of samples by the values of a column; `low` and `high` are the ends of the axis of numbers.
 
-    `missing` counts samples without a value, `rest` those whose values have no bar.
+    `missing` counts samples without a value, `rest` samples whose values have no bar.
     """
 
     column: str
@@ -116,7 +116,7 @@ class TableOfSet:
         self._lock = threading.Lock()
         self.close, self.follow = self._maker.close, self._maker.follow
 
-    # --- what is there
+    # --- progress of the table
 
     def progress(self, now: Snapshot) -> Progress:
         """Return how much of a snapshot is in the table."""
@@ -130,7 +130,7 @@ class TableOfSet:
         return progress
 
     def progress_of(self, now: Snapshot, filter_: Filter) -> tuple[int, int]:
-        """Return how many shards are in what answers a filter, and how many there are."""
+        """Return how many shards the table that answers a filter has, and how many the set has."""
         progress = self.progress(now)
         return (progress.valued if self._table_of(filter_) == WHOLE else progress.sized), progress.shards
 
@@ -192,7 +192,7 @@ class TableOfSet:
     def values(
         self, now: Snapshot, numbers: Sequence[int], names: Sequence[str]
     ) -> dict[int, dict[str, int | float | str | bool]]:
-        """Return the values of samples by their numbers and the names of columns, those that are there."""
+        """Return the values that samples have, by the numbers of the samples and the names of columns."""
         columns = [self._maker.columns[name] for name in names if name in self._maker.columns]
         if not (columns and numbers):
             return {}

@@ -1,7 +1,7 @@
 """The pages by address: routes, templates, and the pages of a sample, plots and problems.
 
-Every answer is made in a thread, of one snapshot of the set. Those that wait for the bytes of shards (thumbnails,
-previews, downloads) have threads of their own, so that a slow shard never holds up a page.
+Every answer is made in a thread, of one snapshot of the set. Answers that wait for the bytes of shards
+(thumbnails, previews, downloads) have threads of their own, so that a slow shard never holds up a page.
 
 The plot of shards is a table with bars, bounded for sets of any size: neighbouring shards share one.
 """
@@ -77,7 +77,7 @@ class Site:
         self._previewer = Previewer()
         self._quick, self._slow = anyio.CapacityLimiter(QUICK), anyio.CapacityLimiter(SLOW)
         self._made: dict[Callable[[Snapshot], Any], tuple[tuple[int, int], Any]] = {}
-        self._making = threading.Lock()  # once for all who ask meanwhile
+        self._making = threading.Lock()  # once for all requests meanwhile
         self._downloads = Downloads(self._with_source, self._slow, self._refused)
         self.table = TableOfSet(subject)
         self._grid = Grid(self.table, self._page, secrets.token_hex(4), subject.words)
@@ -289,7 +289,7 @@ class Site:
         return self._page("problems.html", known=now.damaged(), findings=findings, limit=FINDINGS_MAX)
 
     def _of_version(self, now: Snapshot, make: Callable[[Snapshot], Value]) -> Value:
-        """Return what a function makes of the present version of the set; it is called once for each version."""
+        """Return the result of a function of the present version of the set, called once for each version."""
         with self._making:
             version, made = self._made.get(make, (None, None))
             if version != now.version:
@@ -325,7 +325,7 @@ def _extracting_command(now: Snapshot, path: bytes, origin: FileOrigin) -> str:
 
 
 def _rank(name: bytes) -> int:
-    """Return the place of a file on the page of its sample: what is seen or heard comes first, arrays next."""
+    """Return the place of a file on the page of its sample: pictures, sound and films come first, arrays next."""
     kind = content_of(os.fsdecode(name), b"").decoder
     return SEEN.index(kind) if kind in SEEN else len(SEEN)
 

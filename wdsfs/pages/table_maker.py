@@ -37,7 +37,7 @@ log = logging.getLogger("wdsfs")
 
 COLUMNS_MAX = 400  # of the table
 ROWS_AT_ONCE, SECONDS_AT_ONCE = 100_000, 0.3  # that wait to be inserted together
-INSERTED = 10_000  # rows: DuckDB leaves what comes in large pieces unpacked for ever
+INSERTED = 10_000  # rows: DuckDB never packs larger pieces
 MEMORY_MAX, MEMORY_SHARE = 8 << 30, "25%"  # bytes, and the part of what this process may use, for the database
 CLOSE_SECONDS = 10.0  # that the thread has to end
 AGAIN_SECONDS = 0.5  # until the table of a set that changes is made again
@@ -127,7 +127,7 @@ class TableMaker:
         self.columns: dict[str, Column] = {}
         self._has_all_columns = True
         self._unread: dict[int, str] = {}  # why shards have no values, by their numbers here
-        self._left: dict[int, Left] = {}  # what is not in the values of a shard
+        self._left: dict[int, Left] = {}  # values that the table lacks, by shard
         self._numbers: dict[str, int] = {}  # of shards in the database, by the keys of their content
         self._next = itertools.count()
         self._known: dict[tuple[int, int, int], int] = {}  # the same, by their versions in snapshots
@@ -181,7 +181,7 @@ class TableMaker:
             return
 
     def _make(self) -> None:
-        """Bring the table to the present snapshot. What goes wrong is said on the pages."""
+        """Bring the table to the present snapshot. The pages show errors."""
         problem = ""
         try:
             with self._subject.snapshots.snapshot() as now:
@@ -205,7 +205,7 @@ class TableMaker:
             self._changed.notify_all()
 
     def _left_out(self) -> str:
-        """Return what is not in the table, in sentences."""
+        """Return sentences about the values that the table lacks."""
         texts = []
         if self._unread:
             first = next(iter(self._unread.values()))
@@ -303,7 +303,7 @@ class TableMaker:
         return rows | self._named(dict(zip(table.column_names, table.columns, strict=True)))
 
     def _named(self, arrays: dict[str, Any]) -> dict[str, Any]:
-        """Return columns by their names in the database, which gets those that it lacks."""
+        """Return columns by their names in the database. Missing columns are added to it."""
         named = {}
         for name, array in arrays.items():
             if not pa.types.is_null(array.type):
