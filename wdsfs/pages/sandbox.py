@@ -82,7 +82,7 @@ _NUMBER_AT, _MACHINE_AT, _ARGUMENT_AT = 0, 4, 16  # of what a filter sees; the l
 
 
 def hide() -> None:
-    """Forbid other processes of this user to trace this one or read its memory. No core file is written, either."""
+    """Forbid other processes of this user to trace this one or read its memory. Write no core file."""
     _libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
