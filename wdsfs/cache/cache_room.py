@@ -1,7 +1,7 @@
 """The room in the cache: its limit, how much is taken, and which files are evicted when it is full.
 
 The number of bytes in use is kept in one small file, under its lock (flock): asking for room costs microseconds.
-The directory is read only when there is none; then the sum is counted anew from the disk. So the sum may be wrong
+The directory is read only when there is none; then the sum is counted again from the disk. So the sum may be wrong
 for a while (a process was killed between asking and writing) or be lost. A process takes some room in advance, and
 small writes use that room without the file: opening, locking and writing the file costs as much as writing 100 kB.
 
