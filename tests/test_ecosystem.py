@@ -12,6 +12,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
@@ -333,11 +334,12 @@ def test_pytorch_loads_mounts_in_several_processes(
 
 
 def test_pytorch_trains_in_the_order_of_shuffle(program: Program, written: Path) -> None:
-    """The same one however workers start; each sample once although all ranks are killed and others go on."""
+    """The same one however workers start, by a new loader, too; each sample once although all ranks are killed and
+    others go on."""
     need_tool("torch")
     shards = f"{written}/t-{SHARDS}"
     jobs: list[dict[str, Any]] = [{"start": start} for start in ("fork", "spawn")]
-    jobs += [{"persistent": True}, {"ranks": [1, 4]}, {"ranks": [2, 1]}]
+    jobs += [{"persistent": True}, {"again": True}, {"ranks": [1, 4]}, {"ranks": [2, 1]}]
     *epochs, more, fewer = run_script(program, "training", [{"shards": shards, **job} for job in jobs])
     assert epochs[1:] == epochs[:-1]
     assert len({json.dumps(epoch) for epoch in epochs[0]}) == 2
@@ -347,9 +349,22 @@ def test_pytorch_trains_in_the_order_of_shuffle(program: Program, written: Path)
 
 def test_a_stateful_loader_resumes_on_other_ranks(program: Program, written: Path) -> None:
     need_tool("torchdata")
-    jobs = [{"shards": f"{written}/t-{SHARDS}", "stateful": True, "ranks": ranks} for ranks in ([1, 4], [2, 1])]
-    for keys in run_script(program, "training", jobs):
+    ways: list[dict[str, Any]] = [{"again": True}, {"ranks": [1, 4]}, {"ranks": [2, 1]}]
+    jobs = [{"shards": f"{written}/t-{SHARDS}", "stateful": True, **way} for way in ways]
+    epochs, *resumed = run_script(program, "training", jobs)
+    assert epochs[0] != epochs[1]
+    for keys in (*([key for batch in epoch for key in batch] for epoch in epochs), *resumed):
         assert sorted(keys) == sorted(original())
+
+
+def test_workers_refuse_a_shard_that_is_replaced(program: Program, written: Path) -> None:
+    need_tool("torch")
+    shutil.copytree(written, program.home / "set")
+    job = {"shards": f"set/t-{SHARDS}", "replaced": "set/t-000001.tar"}
+    for errors in run_script(program, "training", [{**job, "start": start} for start in ("fork", "spawn")]):
+        last_lines = [error.splitlines()[-1] for error in errors]
+        assert len(last_lines) == 2
+        assert all(re.search("StaleShard: .* has changed since", line) for line in last_lines), errors
 
 
 # --- Megatron-Energon ----------------------------------------------------------------------------------------

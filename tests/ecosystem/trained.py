@@ -1,7 +1,7 @@
 """Takes some batches of an epoch on each rank that torchrun starts, and goes on where the last run stopped.
 
-The job is a JSON: the shards, whether the loader is torchdata's, how its workers start, after how many batches to
-stop (0: after the next epoch), and a shard to replace then. Each rank writes the keys of its epochs to a file.
+The job is a JSON: the shards, and after how many batches to stop (0: after the next epoch). Each rank writes the
+keys of its epochs to a file.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 import os
 import sys
+from typing import Any
 
 import torch
 import torch.distributed
 from torch.utils.data import DataLoader
-from torchdata.stateful_dataloader import StatefulDataLoader
 
 import wdsfs
 
@@ -23,13 +23,10 @@ def main() -> None:
     torch.distributed.init_process_group("gloo")
     train = wdsfs.samples(job["shards"])
     order = wdsfs.Shuffle(train, seed=1, batch_size=3)
-    kind = StatefulDataLoader if job["stateful"] else DataLoader
-    count = 1 if job["start"] == "spawn" else 2  # each imports PyTorch
-    workers = {"num_workers": count, "persistent_workers": True, "multiprocessing_context": job["start"]}
-    loader = kind(train, batch_sampler=order, collate_fn=list, **workers)
-    place = loader if job["stateful"] else order
+    workers: Any = {"num_workers": 1, "persistent_workers": True, "multiprocessing_context": "spawn"}
+    loader = DataLoader(train, batch_sampler=order, collate_fn=list, **workers)
     if os.path.exists("place"):
-        place.load_state_dict(torch.load("place"))
+        order.load_state_dict(torch.load("place"))
     epochs: list[list[str]] = []
     for _ in range(1 if job["stop"] else 2):
         epochs.append([])
@@ -38,7 +35,7 @@ def main() -> None:
             torch.distributed.all_reduce(torch.tensor([len(batch)]))  # it ends only if all ranks have a batch
             if step == job["stop"]:
                 break
-    state = loader.state_dict() if job["stateful"] else order.state_dict(delivered=step)
+    state = order.state_dict(delivered=step)
     rank = torch.distributed.get_rank()
     with open(f"{job['run']}-{rank}.keys", "w") as file:
         json.dump(epochs, file)

@@ -1,8 +1,10 @@
 """Trains by PyTorch's DataLoader in the order of `wdsfs.Shuffle`, and prints the keys of the samples.
 
 `{"shards": SHARDS, "start": "fork", "persistent": true}` takes two epochs with two workers that start so. With
-`"ranks": [2, 4], "stateful": true` each of two ranks is killed in the middle of an epoch, and four ranks take the
-rest, with the StatefulDataLoader of torchdata, or with one that is told what was delivered.
+`"again": true` the second one is that of a new loader, which has the state of the first. With `"replaced": PATH`
+that shard is replaced after the first batch, and the output is the errors of both epochs. With `"ranks": [2, 4]`
+each of two ranks is killed in the middle of an epoch, and four ranks take the rest. With `"stateful": true` the
+loader is the StatefulDataLoader of torchdata, otherwise one that is told what was delivered.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -31,7 +34,7 @@ def loader_of(job: dict[str, Any], rank: int = 0, world_size: int = 1) -> tuple[
     samples = wdsfs.samples(job["shards"])
     order = wdsfs.Shuffle(samples, seed=5, rank=rank, world_size=world_size, batch_size=BATCH_SIZE)
     options: dict[str, Any] = {
-        "num_workers": 2,
+        "num_workers": 1 if job.get("start") == "spawn" else 2,  # each imports PyTorch then
         "collate_fn": keys,
         "multiprocessing_context": job.get("start", "fork"),
     }
@@ -74,11 +77,33 @@ def resumed(job: dict[str, Any]) -> list[str]:
 
 
 def trained(job: dict[str, Any]) -> list[list[list[str]]]:
-    _, loader = loader_of(job)
-    epochs = [list(loader) for _ in range(2)]
+    order, loader = loader_of(job)
+    epochs = [list(loader)]
+    if job.get("again"):
+        state = loader.state_dict() if job.get("stateful") else order.state_dict(delivered=len(loader))
+        order, loader = loader_of(job)
+        (loader if job.get("stateful") else order).load_state_dict(state)
+    epochs.append(list(loader))
     assert {len(epoch) for epoch in epochs} == {len(loader)}
     return epochs
 
 
+def refused(job: dict[str, Any]) -> list[str]:
+    """The errors after a shard is replaced: of workers that run, and of new ones."""
+    _, loader = loader_of(job)
+    errors = []
+    for epoch in range(2):
+        try:
+            for number, _ in enumerate(loader):
+                if (epoch, number) == (0, 0):
+                    shutil.copy(job["replaced"], "another")
+                    os.replace("another", job["replaced"])
+        except wdsfs.StaleShard as error:
+            errors.append(str(error))
+    return errors
+
+
 if __name__ == "__main__":
-    print(json.dumps([resumed(job) if "ranks" in job else trained(job) for job in json.loads(sys.argv[1])]))
+    ways = {"ranks": resumed, "replaced": refused}
+    jobs = json.loads(sys.argv[1])
+    print(json.dumps([next((ways[word] for word in ways if word in job), trained)(job) for job in jobs]))

@@ -520,8 +520,10 @@ def test_a_pickle_is_small_and_notices_another_set(samples: wdsfs.Samples) -> No
         with pickle.loads(pickled) as same:
             assert same[5] == EXPECTED[5]
     Path("t-1.tar").write_bytes(shard(1, 5))
-    with pytest.raises(wdsfs.StaleShard, match="has changed since it was sent"):
-        pickle.loads(pickled)
+    other = pickle.loads(pickled)
+    for ask in (lambda: other[0], lambda: other[:2], lambda: pickle.dumps(other)):
+        with pytest.raises(wdsfs.StaleShard, match="has changed since it was sent"):
+            ask()
 
 
 @pytest.mark.parametrize(

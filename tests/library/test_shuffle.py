@@ -356,6 +356,10 @@ def test_ranks_are_those_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("WORLD_SIZE", "two")
     with pytest.raises(wdsfs.UsageError, match="world_size='two': give a whole number"):
         wdsfs.Shuffle(range(9))
+    monkeypatch.delenv("RANK")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(wdsfs.UsageError, match="there are 2 ranks, but RANK is not set: give rank="):
+        wdsfs.Shuffle(range(9))
 
 
 @pytest.mark.parametrize(

@@ -15,17 +15,25 @@ from tests.library.conftest import expected, shard
 from tests.peers import SCRIPTS, need_tool, run_python
 
 
-@pytest.mark.parametrize(("stateful", "start"), [(False, "spawn"), (True, "fork")])
-def test_an_epoch_goes_on_with_other_ranks(program: Program, stateful: bool, start: str) -> None:
-    """Two processes, then three: in all they have each sample once, but for one that fills a batch up."""
-    need_tool("torchdata")
+@pytest.mark.parametrize(
+    ("module", "script", "more"),
+    [
+        ("torch", ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node={}", "trained.py"), 3),
+        ("lightning", ("lightning_loop.py",), 1),
+    ],
+)
+def test_an_epoch_goes_on_with_other_ranks(
+    program: Program, module: str, script: tuple[str, ...], more: int
+) -> None:
+    """Two processes, then more or fewer: in all they have each sample once, but for one that fills a batch up."""
+    need_tool(module)
     for number in range(3):
         (program.home / f"t-{number}.tar").write_bytes(shard(number, 17))
     epochs: dict[int, list[str]] = collections.defaultdict(list)
-    for run, (ranks, stop) in enumerate([(2, 3), (3, 0)]):
-        job = {"run": run, "shards": "t-{0..2}.tar", "stateful": stateful, "start": start, "stop": stop}
-        torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-        run_python(program, *torchrun, SCRIPTS / "trained.py", json.dumps(job), PYTHONPATH=str(ROOT))
+    for run, (ranks, stop) in enumerate([(2, 3), (more, 0)]):
+        job = json.dumps({"run": run, "shards": "t-{0..2}.tar", "ranks": ranks, "stop": stop})
+        *words, name = (word.format(ranks) for word in script)
+        run_python(program, *words, SCRIPTS / name, job, PYTHONPATH=str(ROOT))
         for rank in range(ranks):
             for epoch, keys in enumerate(json.loads((program.home / f"{run}-{rank}.keys").read_text())):
                 epochs[epoch] += keys

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Self, TypeAlias, TypedDict, TypeVar
 
 from wdsfs import host
-from wdsfs.errors import UsageError
+from wdsfs.errors import UsageError, WdsfsError
 from wdsfs.library.key_lists import file_of_keys
 from wdsfs.names import KEY_ENDS, meant
 from wdsfs.spec.spec_words import anchored, anchored_options
@@ -144,10 +144,13 @@ class OpenedSet:
 
 
 class Closed:
-    """A stand-in for a closed set: raises UsageError for each question."""
+    """A stand-in for a closed set: raises this error for each question, by default a UsageError."""
+
+    def __init__(self, error: WdsfsError | None = None) -> None:
+        self._error = error or UsageError("this is closed; open it again")
 
     def __getattr__(self, name: str) -> Any:
-        raise UsageError("this is closed; open it again")
+        raise self._error
 
 
 class OfSet:

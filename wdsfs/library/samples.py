@@ -124,11 +124,13 @@ class Samples(OfSet, Sequence[Sample]):
 
 
 def _sent(shards: list[str], options: dict[str, Any], digest: bytes, decode: Decode) -> Samples:
-    """Open the samples that another process has sent. Raises StaleShard if they are others by now."""
+    """Open the samples that another process has sent. If they have changed, each question raises StaleShard."""
     samples = Samples(shards, decode, **options)
     if samples._reader.digest != digest:
         samples.close()
-        raise StaleShard("the set has changed since it was sent to this process: open it again")
+        # Not at once: a worker that PyTorch spawns would end here, and the loop would not know why.
+        error = StaleShard("the set has changed since it was sent to this process: open it again")
+        samples._reader = Closed(error)  # type: ignore[assignment]
     return samples
 
 

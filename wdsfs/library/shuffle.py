@@ -9,6 +9,7 @@ import itertools
 import math
 import operator
 import os
+import sys
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Any
@@ -89,9 +90,10 @@ class Shuffle:
     Each epoch has each sample once, in another order. The order follows from `seed`, the epoch, the samples and
     sizes of the shards, and the options. `samples` is that of `wdsfs.samples`, a `Mix`, or any other data set.
 
-    `rank` of `world_size` takes its own part; the default is RANK and WORLD_SIZE of the environment, as `torchrun`
-    sets them. All ranks get as many samples: some get one again (`pad`), or the samples that fill no batch of all
-    ranks are left out (`drop_last`). With `pad=False` parts and last batches differ by a sample.
+    `rank` of `world_size` takes its own part. The default is that of `torch.distributed` if it is initialized, or
+    else RANK and WORLD_SIZE of the environment. All ranks get as many samples: some get one again (`pad`), or the
+    samples that fill no batch of all ranks are left out (`drop_last`). With `pad=False` parts and last batches
+    differ by a sample.
 
     Shards are read in ranges of about `range_bytes`, from `open_ranges` of which (100) a rank draws at a time; any
     other data set is shuffled completely. Each iteration is the next epoch, unless `set_epoch` says which. Raises
@@ -111,9 +113,11 @@ class Shuffle:
         open_ranges: int | None = None,
         range_bytes: int = RANGE_BYTES,
     ) -> None:
-        ranks = os.environ.get("WORLD_SIZE") or 1 if world_size is None else world_size
-        self.world_size = _number("world_size", ranks, 1)
-        self.rank = _number("rank", os.environ.get("RANK") or 0 if rank is None else rank)
+        own_rank, ranks = _own_rank()
+        self.world_size = _number("world_size", ranks if world_size is None else world_size, 1)
+        if rank is None and own_rank is None and self.world_size > 1:
+            raise UsageError(f"there are {self.world_size} ranks, but RANK is not set: give rank=")
+        self.rank = _number("rank", own_rank or 0 if rank is None else rank)
         if self.rank >= self.world_size:
             raise UsageError(f"rank={self.rank}: ranks count from 0, and world_size is {self.world_size}")
         self.batch_size = None if batch_size is None else _number("batch_size", batch_size, 1)
@@ -262,6 +266,17 @@ def _ranges_of(samples: Any, range_bytes: int) -> Ranges:
         return cut(counts, reader.shard_sizes, range_bytes)
     count = len(samples)
     return cut([count], [-(-count // max(PLAIN_RANGE, count >> PLAIN_BITS))], 1)
+
+
+def _own_rank() -> tuple[Any, Any]:
+    """Return the rank of this process, if it is known, and the number of ranks.
+
+    Lightning sets no RANK, but has initialized torch.distributed when it asks for its loader.
+    """
+    distributed: Any = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank(), distributed.get_world_size()
+    return os.environ.get("RANK") or None, os.environ.get("WORLD_SIZE") or 1
 
 
 def _consumed(stages: Sequence[Stage]) -> int:

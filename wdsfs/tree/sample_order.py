@@ -142,7 +142,7 @@ class Lane:
         self._spans = np.minimum(low + self._window, self.size) - self._low
 
     def steps(self, taken: int) -> Iterator[Step]:
-        """Yield what comes after the first `taken` samples. A rank that has fewer than others gets one more."""
+        """Yield the samples after the first `taken` ones. A rank that has fewer than others gets one more."""
         if taken < self.size:
             yield from self._own_steps(taken)
         if max(taken, self.size) < self._order.most:
@@ -171,7 +171,7 @@ class Lane:
     def _announcements(self) -> tuple[Numbers, Numbers, Numbers]:
         """Return the ranges to announce: first samples, ends, and before which keys this should be."""
         starts, sizes, opens = self._starts, self._sizes, self._low - self._window // AHEAD
-        if self._order.is_complete:  # its ranges have a sample each; those of the set are open from the start on
+        if self._order.is_complete:  # its ranges have a sample each; all ranges of the set are open
             own, set_ = slice(self._rank, None, self._order.world_size), self._order.ranges
             starts, sizes = set_.starts[own], set_.sizes[own]
             opens = np.zeros(len(starts), np.int64)
@@ -190,7 +190,7 @@ class Lane:
         return self._starts[end:], self._sizes[end:], samples[np.lexsort((samples, owners))], groups
 
     def _find(self, taken: int) -> tuple[int, Numbers, Numbers, Numbers]:
-        """Draw what comes after the first `taken` samples; return the key before which nothing is missing, too."""
+        """Draw the samples after the first `taken` ones; return the key before which none is missing, too."""
         # Each range has as many samples before it as the middle of its window says: key and place differ by this.
         reach = (self._window + int(self._sizes.max())) // 2 + 1
         return taken + reach, *self._draw(taken, taken - reach, taken + reach)
@@ -230,7 +230,7 @@ class Lane:
 
 
 def steps_after(ranges: Ranges, words: Sequence[object], stages: Sequence[Stage], rank: int) -> Iterator[Step]:
-    """Yield what comes after these stages: the rest of a pass through a set, then one pass after the other."""
+    """Yield the samples after these stages: the rest of a pass through a set, then one pass after the other."""
     left, number = ranges, 0
     for at, (world_size, open_ranges, taken) in enumerate(stages):
         order = Order(left, (*words, number, at), world_size, open_ranges)
