@@ -14,6 +14,7 @@ from typing import BinaryIO, Protocol
 
 from wdsfs.errors import MissingShard, UnreadableShard
 
+STEP = 128 << 10  # bytes; the smallest readahead that disks are set to
 WRITER_SECONDS = 10.0  # the wait for a program that opens a named pipe to write
 _NOT_WAITING = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe in the place of a file must not block
 
@@ -41,6 +42,15 @@ def pread(source: TarBytes, size: int, offset: int) -> bytes:
 def size_of(source: TarBytes) -> int:
     """Return the size of the tar in bytes."""
     return os.fstat(source).st_size if isinstance(source, int) else source.size
+
+
+def begin_reading(fd: int, begin: int, end: int) -> None:
+    """Begin to bring these bytes of a file into the page cache; do not wait.
+
+    The kernel cuts each request to what it would read ahead by itself, so they are small.
+    """
+    for step in range(begin, end, STEP):
+        os.posix_fadvise(fd, step, min(STEP, end - step), os.POSIX_FADV_WILLNEED)
 
 
 def skip_hole(source: TarBytes, offset: int) -> int | None:

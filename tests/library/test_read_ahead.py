@@ -15,8 +15,8 @@ from tests import tars
 from tests.processes import answer_of_child, wait_until
 from tests.web_server import WebServer
 from wdsfs.door.shard_door import DOOR
+from wdsfs.source import STEP
 from wdsfs.tree import content
-from wdsfs.tree.open_shards import STEP
 
 COUNT = 6  # samples of a shard
 SIZES = {b"cls": 10, b"jpg": 100_000, b"txt": 10}  # of the columns, in bytes

@@ -42,6 +42,22 @@ def remote(tmp_path: Path) -> Iterator[Clients]:
         one.close()
 
 
+def test_the_client_for_the_first_shard_is_ready_before_its_first_read(remote: Clients, tmp_path: Path) -> None:
+    """It takes 20 ms to make: the fetcher opens its file of certificates, here a pipe, and sends no request."""
+    pipe = tmp_path / "certificates"
+    os.mkfifo(pipe)
+    settings = [("https://nowhere.invalid/", {"certificates": str(pipe)})]
+    remote(settings, first=parse("https://nowhere.invalid/o.tar")).ensure()
+
+    def is_opened() -> bool:
+        with contextlib.suppress(OSError):  # nobody reads it yet
+            os.close(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
+            return True
+        return False
+
+    wait_until(is_opened, "the certificates are read")
+
+
 def served(web: WebServer, remote: FetcherClient) -> tuple[Url, Pin]:
     web.put("/o.tar", DATA)
     url = parse(f"{web.url}/o.tar")

@@ -251,8 +251,10 @@ class RemoteSide(Protocol):
         Facts that are not available at the moment are left out.
         """
 
-    def attach(self, device: int, log_file: Path | None) -> FetcherLink:
+    def attach(self, device: int, log_file: Path | None, first: bytes) -> FetcherLink:
         """Start a fetcher that also answers requests of the kernel: those at the descriptor `device`.
+
+        It prepares for requests to the store of the shard `first`.
 
         REQUIRES: the processes of a mount are not forked yet, and no shard is open. Raises UsageError.
         """

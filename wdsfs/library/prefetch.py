@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Iterable
 
-from wdsfs.tree.open_shards import begin_reading
+from wdsfs.source import begin_reading
 
 
 def prefetch(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> None:

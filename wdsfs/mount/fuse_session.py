@@ -273,8 +273,9 @@ def _operations(
 def _begin(supervisor: Supervisor, served: MountedSet, log_file: Path | None) -> None:
     """Answer INIT and set up what workers inherit; start the fetcher of a set that has remote shards."""
     mount = served.mount
-    if any(map(is_remote, served.files)):
-        supervisor.fetcher = DOOR.remote.attach(supervisor.device, log_file)
+    first = next(filter(is_remote, served.files), None)
+    if first is not None:
+        supervisor.fetcher = DOOR.remote.attach(supervisor.device, log_file, first)
         served.tags.fetched = supervisor.fetcher.alarm_words
     supervisor.answer_init()
     if mount.merge and supervisor.follow is not None and supervisor.epochs:

@@ -55,6 +55,7 @@ class Launcher:
         memory: int = MEMORY,
         device: int | None = None,
         log: str | None = None,
+        first: Url | None = None,
     ) -> None:
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind("")  # a name that the kernel chooses; who connects is checked
@@ -63,7 +64,7 @@ class Launcher:
         self._file = os.memfd_create("wdsfs-fetcher")
         listener = self._listener.fileno()
         configuration = Configuration(
-            *(listener, self._life, alarm, os.geteuid(), memory, settings, cache, device, log)
+            *(listener, self._life, alarm, os.geteuid(), memory, settings, cache, device, log, first)
         )
         os.pwrite(self._file, json.dumps(asdict(configuration)).encode(), 0)
         self._inherited = [fd for fd in (listener, self._life, self._file, alarm, device) if fd is not None]
@@ -148,6 +149,7 @@ class FetcherClient:
 
     `settings` are those of the stores (`settings.Settings.sections`). The fetcher fills
     `cache`, from which clients read. With `device`, requests of the kernel can be handed over.
+    The fetcher prepares for requests to the store of `first`.
     """
 
     def __init__(
@@ -157,12 +159,13 @@ class FetcherClient:
         memory: int = MEMORY,
         device: int | None = None,
         log: Path | None = None,
+        first: Url | None = None,
     ) -> None:
         self.alarm = Alarm()
         self._cache = cache
         place = None if cache is None else (str(cache.directory), cache.limit)
         logged = None if log is None else str(log)
-        self._launcher = Launcher(settings, place, self.alarm.fd, memory, device, logged)
+        self._launcher = Launcher(settings, place, self.alarm.fd, memory, device, logged, first)
         self._local = threading.local()
         self._connections: dict[int, weakref.ref[FetcherConnection]] = {}  # by thread
 

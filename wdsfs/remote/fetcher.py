@@ -401,7 +401,9 @@ def main(descriptor: int) -> None:
         settings = Settings([(prefix, options) for prefix, options in configuration.settings])
         requests = StoreRequests(settings, counters)
         reader = StoreReader(requests, cache)
-        await serve(configuration, reader, cache, counters, StoreSender(requests, reader))
+        preparing = [requests.prepare(Url(*first)) for first in [configuration.first] if first]
+        serving = serve(configuration, reader, cache, counters, StoreSender(requests, reader))
+        await asyncio.gather(serving, *preparing)
 
     asyncio.run(serve_stores())
 

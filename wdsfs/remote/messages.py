@@ -232,6 +232,7 @@ class Configuration:
     cache: tuple[str, int | None] | None  # directory and limit of the cache (bytes)
     device: int | None = None  # /dev/fuse: requests of the kernel are answered there
     log: str | None = None  # a file; else the standard error
+    first: Sequence[str] | None = None  # the URL that is probably read first
     has_predecessor: bool = False  # an earlier fetcher may have left requests without an answer
 
 

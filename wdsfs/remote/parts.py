@@ -89,8 +89,10 @@ class Passes:
         number = self._taking(begin, end, is_miss)
         used = max(used, LEAST)
         if number is None:
-            self._follow(_Pass(begin, end, used))
-            return None
+            pass_ = _Pass(begin, end, used)
+            self._follow(pass_)
+            # A scan of headers begins at byte 0, a reader of files behind the first header.
+            return self._extend(pass_) if 0 < begin < LEAST else None
         pass_ = self._passes[number]
         pass_.used += used
         if end > pass_.front:

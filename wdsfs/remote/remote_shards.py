@@ -74,16 +74,16 @@ class RemoteShards:
             self._link = self._connect(None, None)
         return self._link
 
-    def attach(self, device: int, log_file: Path | None) -> FetcherClient:
+    def attach(self, device: int, log_file: Path | None, first: bytes) -> FetcherClient:
         if self._link is not None:
             self._link.close()
-        self._link = self._connect(device, log_file)
+        self._link = self._connect(device, log_file, self.url_of(first))
         return self._link
 
-    def _connect(self, device: int | None, log_file: Path | None) -> FetcherClient:
+    def _connect(self, device: int | None, log_file: Path | None, first: Url | None = None) -> FetcherClient:
         sections = settings.load_settings(settings.arguments_of_environment()).sections
         memory = parse_size(setting("FETCH_MEMORY") or str(MEMORY))
-        return FetcherClient(sections, self._cache(), memory=memory, device=device, log=log_file)
+        return FetcherClient(sections, self._cache(), memory=memory, device=device, log=log_file, first=first)
 
     def close(self) -> None:
         if self._link is not None:

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from wdsfs.door.remote_side import OpenObject
 
 # Readahead over a shard: the distance (bytes) between two reads of the same pass, the number of reads that make a
-# pass, and how much is read ahead of the reader (bytes), in steps of the smallest readahead that disks are set to.
-NEAR, PASS, READ_AHEAD, STEP = 4 << 20, 8, 8 << 20, 128 << 10
+# pass, and how much is read ahead of the reader (bytes).
+NEAR, PASS, READ_AHEAD = 4 << 20, 8, 8 << 20
 # How many bytes may be skipped for each byte that is read, and the fewest bytes that a read counts for. A reader
 # of one class also goes through the set in order, but reads only a hundredth of the bytes: it needs no readahead.
 GAPS, LEAST = 4, 4096
@@ -99,15 +99,6 @@ class OpenRecords:
         self.old_at = time.monotonic() + RENEW_SECONDS
 
 
-def begin_reading(fd: int, begin: int, end: int) -> None:
-    """Begin to bring these bytes of a file into the page cache; do not wait.
-
-    The kernel cuts each request to what it would read ahead by itself, so they are small.
-    """
-    for step in range(begin, end, STEP):
-        os.posix_fadvise(fd, step, min(STEP, end - step), os.POSIX_FADV_WILLNEED)
-
-
 @dataclass(slots=True)
 class ShardFile:
     """An open shard. Any change to the file, or to its last name, changes its ctime.
@@ -157,7 +148,8 @@ class ShardFile:
         if self.remote is not None:
             self.remote.will_need(begin, end)
         elif isinstance(self.source, int):
-            begin_reading(self.source, begin, min(end, source.size_of(self.source)))  # a header may claim more
+            # A header may claim more than there is.
+            source.begin_reading(self.source, begin, min(end, source.size_of(self.source)))
 
     @property
     def descriptors(self) -> int:
