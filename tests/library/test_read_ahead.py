@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import mmap
 import os
+import signal
+import subprocess
+import sys
 import tarfile
+from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +18,8 @@ import pytest
 
 import wdsfs
 from tests import tars
-from tests.processes import answer_of_child, wait_until
-from tests.web_server import WebServer
+from tests.processes import answer_of_child, kill, wait_until
+from tests.web_server import Request, WebServer
 from wdsfs.door.shard_door import DOOR
 from wdsfs.source import STEP
 from wdsfs.tree import content
@@ -136,17 +142,79 @@ def test_a_list_is_asked_of_the_disk_before_a_sample_of_it_is_read(
 def test_what_was_fetched_ahead_is_requested_once_for_all_processes(
     web: WebServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    members = [tars.member(b"k%02d.bin" % at, b"%02d" % at * 50_000) for at in range(24)]
+    members = [tars.member(b"k%02d.bin" % at, b"%02d" % at * 300_000) for at in range(24)]
     web.put("/s.tar", tars.tar(*members))
-    wdsfs.samples(f"{web.url}/s.tar").close()
-    DOOR.close()
-    monkeypatch.setenv("WDSFS_CACHE_DIR", "empty-cache")
-    with wdsfs.samples(f"{web.url}/s.tar") as samples:
+    with indexed_only(f"{web.url}/s.tar", monkeypatch) as samples:
         web.requests.clear()
-        samples.will_read(0, 20)
+        samples.will_read(0, 20)  # 12 MB, by one request
         wait_until(lambda: len(web.gets()) == 1, "the fetcher")
         for numbers in ([3, 19], [0, 11]):
             read: Any = answer_of_child(partial(samples.__getitem__, numbers))
             assert [sample["bin"][:2] for sample in read] == [b"%02d" % at for at in numbers]
-        assert samples[19]["bin"] == b"19" * 50_000
+        assert samples[19]["bin"] == b"19" * 300_000
         assert len(web.gets()) == 1
+
+
+def indexed_only(spec: str, monkeypatch: pytest.MonkeyPatch) -> wdsfs.Samples:
+    """Return samples whose shards are in the index, and of which no cache has a byte."""
+    wdsfs.samples(spec).close()
+    DOOR.close()
+    monkeypatch.setenv("WDSFS_CACHE_DIR", "empty-cache")
+    return wdsfs.samples(spec)
+
+
+def test_workers_fetch_each_byte_once_although_one_is_stopped_and_one_is_killed(
+    web: WebServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both wait for the store at that moment. The others get all samples, those of the two as well."""
+    for shard in range(3):
+        members = (tars.member(b"k%d-%02d.bin" % (shard, at), b"%02d" % at * 25_000) for at in range(24))
+        web.put(f"/s-{shard}.tar", tars.tar(*members))
+    with indexed_only(f"{web.url}/s-{{0..2}}.tar", monkeypatch) as samples:
+        web.requests.clear()
+        web.hold.clear()
+        batches = list(wdsfs.Shuffle(samples, batch_size=9, range_bytes=300_000))
+        waiting = [forked(partial(samples.__getitem__, batch)) for batch in batches[:2]]
+        try:
+            wait_until(lambda: DOOR.remote.fetcher_state()["waiting"] == len(waiting), "two workers")
+            os.kill(waiting[0], signal.SIGSTOP)
+            os.kill(waiting[1], signal.SIGKILL)
+            web.hold.set()
+            for batch in batches:
+                read: Any = answer_of_child(partial(samples.__getitem__, batch))
+                assert [sample["bin"] for sample in read] == [b"%02d" % (at % 24) * 25_000 for at in batch]
+        finally:
+            for pid in waiting:
+                kill(pid)
+                os.waitpid(pid, 0)
+    fetched = sorted(map(range_of, web.gets()))
+    assert [pair for pair in pairwise(fetched) if pair[0][0] == pair[1][0] and pair[0][2] > pair[1][1]] == []
+
+
+def range_of(request: Request) -> Range:
+    begin, _, last = request.headers["range"].removeprefix("bytes=").partition("-")
+    return request.path, int(begin), int(last) + 1
+
+
+def forked(question: Callable[[], object]) -> int:
+    """Return the number of a child that is at the question."""
+    pid = os.fork()
+    if not pid:
+        try:
+            question()
+        finally:
+            os._exit(0)
+    return pid
+
+
+def test_batches_reuse_the_memory_of_batches_before(tmp_path: Path) -> None:
+    """The heap keeps it: the kernel is not asked for it anew, page by page."""
+    count, size, rounds = 60, 70_000, 20
+    (tmp_path / "s.tar").write_bytes(
+        tars.tar(*(tars.member(b"%02d.bin" % at, bytes(size)) for at in range(count)))
+    )
+    faults = "resource.getrusage(resource.RUSAGE_SELF).ru_minflt"
+    lines = ["import resource, wdsfs", "samples = wdsfs.samples('s.tar')", "samples[:]", f"before = {faults}"]
+    lines += [f"for _ in range({rounds}): samples[:]", f"print({faults} - before)"]
+    done = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, check=True)
+    assert int(done.stdout) < rounds * count * size // mmap.PAGESIZE // 4

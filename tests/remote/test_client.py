@@ -384,7 +384,7 @@ async def test_a_cache_is_closed_when_nothing_writes_to_it_any_more() -> None:
         return plain(offset, data)
 
     cached.put = slow_put
-    opened.will_need(item, 0, 1 << 20, False)
+    opened.will_need(item, messages.Read(0, 0, 1 << 20, 0))
     try:
         await until(writing.is_set)
         opened.close(item, "a user")

@@ -160,6 +160,24 @@ async def test_a_reader_pulls_what_it_needs_out_of_the_queue_of_prefetch() -> No
     demand.forget(item)
 
 
+@in_loop
+async def test_announced_ranges_are_fetched_once_although_their_readers_leave() -> None:
+    """From a request that is in flight, and from one that is queued."""
+    store, demand, item = made(gated=True, data=bytes(64 * MIB), memory=2 * PART)
+    demand.prefetch(item, 0, 64 * MIB)
+    readers = [asyncio.create_task(read(demand, item, at * MIB, at * MIB + 10)) for at in (1, 41, 51)]
+    await settled()
+    assert (len(store.waiting), demand.queued) == (2, 14)
+    for reader in readers:
+        reader.cancel()
+    await settled()
+    while demand.in_flight or demand.queued:
+        store.let()
+        await asyncio.sleep(0)
+    assert store.cancelled == []
+    assert sorted(store.requests) == [(at * PART, (at + 1) * PART) for at in range(16)]
+
+
 @pytest.mark.parametrize("cached", [True, False])
 @in_loop
 async def test_a_reader_gets_its_bytes_as_soon_as_they_have_come(cached: bool) -> None:
@@ -367,8 +385,8 @@ async def test_a_cache_that_forgets_at_once_serves_right_bytes() -> None:
 
 
 @in_loop
-async def test_what_another_process_fetches_is_not_fetched_again() -> None:
-    """Two mounts on one cache; and one that dies with a claim leaves it to the other."""
+async def test_what_another_process_fetches_is_not_fetched_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two mounts on one cache. A dead process has no claim; a stopped one has it for a while."""
     cache = memory_cache(SIZE)
     store = MemoryStore(gated=True)
     url, pin = store.put(DATA)
@@ -390,6 +408,24 @@ async def test_what_another_process_fetches_is_not_fetched_again() -> None:
     await until(lambda: store.waiting)
     store.let()
     assert await reader == DATA[MIB : MIB + 10]
+    cache.claims.append((0, SIZE))
+    monkeypatch.setattr(demand_module, "CLAIM_SECONDS", 0.02)
+    store.gated = False
+    assert await read(*sides[1], 2 * MIB, SIZE) == DATA[2 * MIB :]
+
+
+@pytest.mark.parametrize(
+    ("memory", "in_parallel", "requests"), [(256, False, 1), (64, False, 4), (8, False, 5), (256, True, 10)]
+)
+@in_loop
+async def test_an_announced_range_is_one_request_if_the_memory_allows_it(
+    memory: int, in_parallel: bool, requests: int
+) -> None:
+    store, demand, item = made(data=bytes(20 * MIB), memory=memory * MIB)
+    demand.prefetch(item, 0, 20 * MIB, in_parallel=in_parallel)
+    await until(lambda: not demand.in_flight and not demand.queued)
+    assert (len(store.requests), store.fetched) == (requests, 20 * MIB)
+    assert demand.most <= memory * MIB
 
 
 @in_loop

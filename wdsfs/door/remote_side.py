@@ -81,8 +81,8 @@ class OpenObject(Protocol):
     def whole(self) -> int:
         """Return a file with all bytes of the object, open until `close`. Raises ShardError, OSError."""
 
-    def will_need(self, begin: int, end: int) -> None:
-        """Announce that this range will be read soon."""
+    def will_need(self, begin: int, end: int, *, in_parallel: bool = True) -> None:
+        """Announce that this range will be read soon. `in_parallel`: by several requests, if it is long."""
 
     def stream(self, begin: int = 0) -> None:
         """Announce that everything from here on will be read, in order."""

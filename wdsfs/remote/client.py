@@ -528,13 +528,13 @@ class RemoteTar:
             self._remote.fetch(self.url, self.pin)  # again, what was damaged
         raise UnreadableShard(f"{self.url.shown}: the cache does not keep all of it, and it has to be in a file")
 
-    def will_need(self, begin: int, end: int) -> None:
-        """Announce that this range will be read soon."""
-        self._tell_range(messages.WILL_NEED, begin, min(end, self.size), 0)
+    def will_need(self, begin: int, end: int, *, in_parallel: bool = True) -> None:
+        """Announce that this range will be read soon. `in_parallel`: by several requests, if it is long."""
+        self._tell_range(messages.WILL_NEED, begin, min(end, self.size), 0 if in_parallel else messages.UNDIVIDED)
 
     def stream(self, begin: int = 0) -> None:
         """Announce that everything from here on will be read, in order."""
-        self._tell_range(messages.WILL_NEED, begin, self.size, 1)
+        self._tell_range(messages.WILL_NEED, begin, self.size, messages.STREAM)
 
     def _tell_range(self, kind: int, begin: int, end: int, extra: int) -> None:
         def message(connection: FetcherConnection) -> bytes:

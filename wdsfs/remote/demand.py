@@ -3,7 +3,7 @@
 A needed range becomes *parts*; each part is one request to the store. Bytes that are in the cache, in memory or in
 flight already are left out, ranges of one reader that are close together are joined, long ones are split. Parts
 wait in two queues. Those that a reader waits for go first; those of prefetch get at most half of the memory, and
-few of the requests. A part that no reader waits for any more is dropped.
+few of the requests. A part that no reader waits for any more is dropped; a part of prefetch then goes on as such.
 
 Bytes go to the cache, and to the waiting readers, as they arrive. Without a cache, or if it is full, they are held
 in memory for a while. One limit of memory covers bytes in flight and bytes held.
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 GAP = 64 << 10  # bytes between two ranges of a reader: fetching them is cheaper than another request
 PART, PART_MIN = 4 << 20, 1 << 20  # bytes of a request: at most, and of prefetch at least
 PARALLEL = 8  # requests into which a stretch of prefetch is cut, if it is long enough
-RANGE_MAX = PART * 5 // 4  # bytes of a range that is announced as one of many: it is not cut for speed
+UNDIVIDED_SHARE = 12  # a range that is fetched by one request takes at most this part of the memory
 REQUESTS, REQUESTS_AHEAD = 256, 16  # in flight: in all, and of prefetch
 TRIES = 3  # how often bytes may vanish from the cache between their arrival and their use
 HELD = 11  # sixteenths of the memory for what is held: holes in the heap, which are not counted, take the rest
@@ -114,8 +114,9 @@ class Demand:
 
     def prefetch(self, item: RemoteObject, begin: int, end: int, *, in_parallel: bool = True) -> None:
         """Fetch this range when there is time and room; `in_parallel` by several requests."""
-        least = PART_MIN if in_parallel else PART
-        step = max(least, min(PART, (end - begin) // PARALLEL // PART_MIN * PART_MIN))
+        step = max(PART, self.memory // UNDIVIDED_SHARE // BLOCK * BLOCK)
+        if in_parallel:
+            step = max(PART_MIN, min(PART, (end - begin) // PARALLEL // PART_MIN * PART_MIN))
         for start, stop in split(item.lacking([item.rounded(begin, end)]), step):
             part = Part(item, start, stop, urgent=False)
             item.parts.add(start, stop, part)
@@ -157,7 +158,12 @@ class Demand:
             self._give_back(part)
             self._pump()
         elif not part.dropped and not is_here:
-            self._drop(part)
+            if not part.is_prefetch:
+                self._drop(part)
+            elif part.task is None:
+                self._urgent.remove(part)
+                part.urgent = False
+                self._ahead.appendleft(part)
 
     def _drop(self, part: Part) -> None:
         part.dropped = True

@@ -269,7 +269,7 @@ class ClientConnection(asyncio.Protocol):
                 opened.note(self._objects[noted.object], noted.begin, noted.end, noted.extra)
             case messages.WILL_NEED:
                 needed = messages.range_of(frame.body)
-                opened.will_need(self._objects[needed.object], needed.begin, needed.end, bool(needed.extra))
+                opened.will_need(self._objects[needed.object], needed)
             case messages.OPEN:
                 number, url, pin, following = frame.value
                 item = self._objects[number] = opened.open(Url(*url), Pin(*pin), self)

@@ -32,6 +32,8 @@ HEAD, LIST, FETCH, DESCRIBE, STATS, UPLOAD, COPY = 16, 17, 18, 19, 20, 21, 22
 # COPY goes on.
 DATA, CACHED, RESULT, FAILURE, PROGRESS = 32, 33, 34, 35, 36
 
+STREAM, UNDIVIDED = 1, 2  # of a WILL_NEED: all from here on, in order; one of many ranges, each by one request
+
 _FRAME_HEAD = struct.Struct("<IBxxxI")
 _RANGE = struct.Struct("<IQQQ")  # object, begin, end; and a number that depends on the kind
 _HAND_OVER = struct.Struct("<QIQQI")
@@ -70,7 +72,7 @@ class Read(NamedTuple):
     object: int
     begin: int
     end: int
-    extra: int  # READ: 1 if CACHED will do. NOTE: bytes read since the last one. WILL_NEED: 1 if it is a stream
+    extra: int  # READ: 1 if CACHED will do. NOTE: bytes read since the last one. WILL_NEED: STREAM, UNDIVIDED or 0
 
 
 class HandOver(NamedTuple):

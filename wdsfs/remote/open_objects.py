@@ -18,8 +18,8 @@ from wdsfs.door.pins import Pin
 from wdsfs.door.urls import Url
 from wdsfs.errors import MissingObject, ObjectChanged, UnreadableShard, WdsfsError
 from wdsfs.log_lines import LoggedMessages
-from wdsfs.remote.demand import PART, RANGE_MAX, Demand, no_room
-from wdsfs.remote.messages import Alarm
+from wdsfs.remote.demand import PART, Demand, no_room
+from wdsfs.remote.messages import STREAM, UNDIVIDED, Alarm, Read
 from wdsfs.remote.parts import WINDOW_MAX, WINDOW_MIN, RemoteObject, Span, split
 from wdsfs.remote.retries import Counters
 
@@ -191,10 +191,12 @@ class OpenObjects:
             self._going_on = item, following
             self.demand.prefetch(following, *further)
 
-    def will_need(self, item: RemoteObject, begin: int, end: int, is_stream: bool) -> None:
-        ahead = item.passes.announced(begin) if is_stream else (begin, end)
+    def will_need(self, item: RemoteObject, needed: Read) -> None:
+        """Prefetch a range that a reader has announced; `needed.extra` says how."""
+        is_stream = needed.extra == STREAM
+        ahead = item.passes.announced(needed.begin) if is_stream else (needed.begin, needed.end)
         if ahead is not None:
-            self.demand.prefetch(item, *ahead, in_parallel=is_stream or end - begin > RANGE_MAX)
+            self.demand.prefetch(item, *ahead, in_parallel=needed.extra != UNDIVIDED)
 
     async def fetch(self, item: RemoteObject, progress: Callable[[int], None]) -> None:
         """Bring all of an object into the cache, or nothing if there is no room for it. Raises ShardError."""

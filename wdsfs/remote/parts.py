@@ -367,6 +367,7 @@ class Part:
     def __init__(self, item: RemoteObject, begin: int, end: int, *, urgent: bool) -> None:
         self.item, self.begin, self.end = item, begin, end
         self.urgent = urgent  # a reader waits for it
+        self.is_prefetch = not urgent  # it was announced, and is fetched even if its readers leave
         self.users = 0  # readers that need it
         self.dropped = False
         self.task: asyncio.Task[None] | None = None

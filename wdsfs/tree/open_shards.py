@@ -146,7 +146,7 @@ class ShardFile:
         Compressed shards have no readahead.
         """
         if self.remote is not None:
-            self.remote.will_need(begin, end)
+            self.remote.will_need(begin, end, in_parallel=False)
         elif isinstance(self.source, int):
             # A header may claim more than there is.
             source.begin_reading(self.source, begin, min(end, source.size_of(self.source)))

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from wdsfs import host
 from wdsfs.errors import IndexUnusable, ShardError, StaleShard
 from wdsfs.index.record import Record
 from wdsfs.inodes import MEMBER, position
@@ -44,6 +45,7 @@ from wdsfs.tree.view_content import OWN, SHARD
 GAP, REMOTE_GAP = 32 << 10, 256 << 10
 # Samples of a list, and bytes of a range, that are asked of the disk or the network at a time.
 AHEAD_MAX, AHEAD_BYTES = 1024, 128 << 20
+BATCH_BYTES = 16 << 20  # of the samples of a batch, about: the next batch gets their memory
 SHARDS_MAX = 16384  # shards whose columns are kept in memory, 3 KB each
 
 TEXT = ("utf-8", "surrogateescape")
@@ -157,8 +159,16 @@ class _ShardColumns:
         """Add the columns to a sample if that takes one read, without waiting for a disk. Raises StaleShard."""
         begin, fd = pieces[0][1], self.fd
         size = pieces[-1][2] - begin
-        if fd is None or size > READ_MAX or (size > GAP and not _are_near(pieces)):
+        if size > READ_MAX or (size > GAP and not _are_near(pieces)):
             return False
+        if fd is None:
+            remote = self.file.remote
+            data = None if remote is None else remote.read_cached(size, begin)
+            if data is None:
+                return False
+            for name, start, stop in pieces:
+                sample[name] = bytes(data[start - begin : stop - begin])
+            return True
         try:
             if os.preadv(fd, (scratch[:size],), begin, os.RWF_NOWAIT) < size:
                 return False
@@ -234,6 +244,7 @@ class SampleReader:
         self._snapshot, self._old_at = -1, 0.0
         self._table = b""  # the key of the table of keys in the index
         self._scratch = memoryview(bytearray(READ_MAX))
+        host.keep_freed_memory(BATCH_BYTES)
         # Of each shard: the tag of its content, the number after its last sample, and its size in bytes.
         self._tags, self._ends, self.shard_sizes = array("q"), array("q"), array("q")
         count, digest = 0, hashlib.blake2b(digest_size=16)
