@@ -89,7 +89,7 @@ def test_local_shards_are_passed_over(program: Program, web: WebServer) -> None:
     local = program.write("local.tar", tars.tar(tars.A))
     served(web, size=5000)
     done = program.run("fetch", local, web.url + "/s/x-0.tar")
-    assert done.stderr.decode() == "wdsfs: 1 shard on this machine, so there is nothing to fetch\n"
+    assert done.stderr.decode() == "wdsfs: 1 shard on this machine: nothing to fetch\n"
     report = fetch_json(program, str(local))
     assert (report["shards"], report["local"], report["fetched"], report["failed"]) == (0, 1, 0, {})
 

@@ -269,7 +269,7 @@ def test_an_overlay_is_of_whole_shards(prepared: Program) -> None:
     prepared.directory("edits")
     for command in (["diff"], ["commit", "--in-place"]):
         done = prepared.run(*command, "--split", "val", "mnt", code=2)
-        assert b"--split is for SHARDS; a mount knows which it shows" in done.stderr
+        assert b"--split is for SHARDS; leave it out for a mount" in done.stderr
         done = prepared.run(*command, "--overlay", "edits", ".", code=2)
         assert b"s-0.tar' are excluded by the split file" in done.stderr
     done = _mount_here(prepared, ["mount", "--overlay", "edits", ".", "mnt"])
@@ -658,7 +658,10 @@ def test_status_of_a_mount_with_an_overlay(shards: Program, option: str, mode: s
             assert re.search(rf"^{mounted.path}: running, {mode}.*(\n  .*)*\n  overlay +{overlay}\n", told + "\n")
             assert "stopped half-way" not in told
         journal = shards.write("edits/work/commit.json", b"{}")
-        assert "one in place was stopped half-way; finish it" in shards.run("status", mounted.path).stdout.decode()
+        assert (
+            "a commit in place was stopped half-way: repeat it"
+            in shards.run("status", mounted.path).stdout.decode()
+        )
         assert shards.json("status", mounted.path)[0]["unfinished_commit"] is True
         assert json.loads((mounted.path / ".wdsfs/status.json").read_text())["unfinished_commit"] is True
         journal.unlink()
@@ -866,7 +869,7 @@ def test_a_bar_is_for_terminals(shards: Program) -> None:
 
 # Wrong calls, and the words of the message that name what is wrong and the way out. s-0.tar and s-1.tar are there.
 REFUSED = [
-    (["mount", "{s-0,s-1}.tar"], 2, "is missing, an empty directory: wdsfs mount '{s-0,s-1}.tar' MOUNTPOINT"),
+    (["mount", "{s-0,s-1}.tar"], 2, "is missing; name an empty directory: wdsfs mount '{s-0,s-1}.tar' MOUNTPOINT"),
     (["mount", "typo.tar"], 2, "MOUNTPOINT is missing"),
     (["mount", "."], 2, "MOUNTPOINT is missing"),  # a directory of shards
     (["mount", "mnt"], 2, "SHARDS are missing"),
@@ -876,7 +879,7 @@ REFUSED = [
     *((["mount", "mnt", spec], 2, f"the MOUNTPOINT comes last: wdsfs mount {shlex.quote(spec)} mnt")
       for spec in ("set", "set/s.tar", "set/{s,t}.tar")),
     (["mount", "-o", "ro,layout=files", "s-0.tar", "mnt"], 2,
-     "wdsfs: -o layout=files: it is an option of its own here: --layout files"),
+     "wdsfs: -o layout=files: type --layout files instead; -o is for mount options"),
     (["mount", "-o", "ro,layot=files", "s-0.tar", "mnt"], 2,
      "wdsfs: -o layot=files: no such option; did you mean --layout?"),
     (["mount", "-o", "index_dri=/x", "s-0.tar", "mnt"], 2,
@@ -884,7 +887,7 @@ REFUSED = [
     (["mount", "-o", "allow_othr", "s-0.tar", "mnt"], 2, "; did you mean allow_other?"),
     *((command, 3, "wdsfs pack photos -o") for command in (["mount", "photos", "mnt"], ["ls", "photos"])),
     (["ls", "flat"], 3, "wdsfs pack flat -o"),
-    *((["ls", "s-0.tar", typo], 3, f"no such shard: '{typo}'; nor is it a path")
+    *((["ls", "s-0.tar", typo], 3, f"no such shard: '{typo}'; the tree has no such path")
       for typo in ("dir/typo.tar", "typo.tar", "b-{0..3}.tar.gz")),
     (["ls", "s-0.tar", "s-0/typo"], 6, "no 'typo' in"),
     (["ls", "s-0.tar", "s-1.tar", "x"], 6, "wdsfs: no 'x' at the top of the tree; there is 's-0', 's-1'"),

@@ -121,7 +121,7 @@ def test_commit_in_place(program: Program, here: Set) -> None:
     here.edit({"more": {"x": {"txt": b""}}})
     assert lines(overlaid(program, "commit", "--in-place", "--jobs", "2", SHARDS).stdout)[1:] == [
         f"new: {program.home}/s2.tar",
-        "SHARDS of the next mount must include this shard, too: s2.tar",
+        "the next mount must also name this shard: s2.tar",
     ]
     assert keys(*here.set()) == [["d/a", "c", "d/n"], ["e", "d/f"], ["x"]]
     assert overlaid(program, "diff", SHARDS).stdout == b""
@@ -347,7 +347,7 @@ def test_abandoning(program: Program, tmp_path: Path) -> None:
         "abandoned: 1 of 3 shards written",
         f"not written: {half.home}/s1.tar",
         f"not written: {half.home}/s2.tar",
-        "changes that are in no shard are still in the overlay; see: wdsfs diff",
+        "the overlay still has the other changes; see: wdsfs diff",
     ]
     done = program.run("diff", *options)
     assert lines(done.stdout) == ["added    s1/e", "added    more/x"]

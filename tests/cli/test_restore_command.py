@@ -145,7 +145,7 @@ def test_where_there_is_nothing_to_restore(a_set: Program) -> None:
     a_set.write("other/x", b"")
     message = a_set.refused("restore", "--overlay", "other", "x", code=8)
     assert "neither empty nor an overlay of wdsfs" in message
-    assert "name PATHs in a mount, its MOUNTPOINT and PATHs below it" in a_set.refused("restore", code=2)
+    assert "name PATHs in a mount; or a MOUNTPOINT and PATHs below it" in a_set.refused("restore", code=2)
 
 
 def test_a_path_without_its_mount_point(a_set: Program) -> None:

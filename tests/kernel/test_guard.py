@@ -164,7 +164,7 @@ def test_a_shard_that_is_replaced_is_shown_as_such(program: Program) -> None:
         other.rename(shard)
         assert set(file.read_bytes()) == set(OLD)
         shown = told(program.home, "status", program.mountpoint, code=0)
-        assert f"replaced  {shard}; the old content is shown until: wdsfs umount {program.mountpoint}" in shown
+        assert f"replaced  {shard}; to show the new content: wdsfs umount {program.mountpoint}" in shown
         guard = the_guard(program)
         assert (guard.leased, guard.paths) == (1, [str(shard)])
         kill(guard)

@@ -579,7 +579,7 @@ def test_an_image_is_no_shard(tmp_path: Path) -> None:
     commands: list[list[str | Path]] = [["info", image], ["ls", image], ["check", shard, image]]
     for words in commands:
         assert f"'{image}': is an image over shards" in told(tmp_path, *words, code=2)
-    assert "--engine fuse: an image is for" in told(tmp_path, "mount", "--engine", "fuse", image, tmp_path, code=2)
+    assert "fuse cannot mount an image" in told(tmp_path, "mount", "--engine", "fuse", image, tmp_path, code=2)
 
 
 def test_options_that_an_image_does_not_take(tmp_path: Path) -> None:
@@ -590,8 +590,8 @@ def test_options_that_an_image_does_not_take(tmp_path: Path) -> None:
     top = reader.inode(reader.root)
     assert (top.mode, top.uid, top.gid) == (0o40750 & 0o40555, 5, 0)
     for words, text in (
-        (["--layout", "files"], "--layout: not for the mount of an image"),
-        (["--overlay", str(tmp_path / "upper")], "--overlay: not for the mount of an image"),
+        (["--layout", "files"], "--layout cannot be used with an image"),
+        (["--overlay", str(tmp_path / "upper")], "--overlay cannot be used with an image"),
         (["-o", "uid=5"], "uid, gid and umask are for FUSE"),
         (["-o", "auto_unmount"], "-o auto_unmount: not for an image"),
     ):

@@ -224,7 +224,7 @@ def test_refresh_of_a_fixed_set(program: Program) -> None:
         mounted.allow_log("is gone")
         assert sorted(os.listdir(mounted.path)) == ["a", "b"]
         shown = program.run("status", mounted.path).stdout.decode()
-        assert "fixed: `wdsfs refresh` looks at the shards again" in shown
+        assert "fixed; `wdsfs refresh` shows new shards" in shown
         answer = program.json("refresh", mounted.path)
         assert answer == {
             "added": [{"name": "c", "shard": str(model.directory / "c.tar")}],

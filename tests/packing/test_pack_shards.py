@@ -194,15 +194,18 @@ def test_shards_are_told_from_files(program: Program) -> None:
     assert "mixed: has shards (s0.tar) and other files (a.jpg): name the shards, such as 'mixed/*.tar'" in text
     facts = program.json("pack", "--layout", "files", "mixed", "-o", "n/c.tar", "-n", "--json")
     assert [row["samples"] for row in facts["shards"]] == [2]
-    assert "type one for each" in program.refused("pack", "s0.tar", "files", "-o", "n/d.tar", code=2)
+    assert "type a command for each" in program.refused("pack", "s0.tar", "files", "-o", "n/d.tar", code=2)
 
 
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (("s0.tar", "--mtime", "0", "-o", "n.tar"), "--mtime: not with SHARDS: members keep their headers"),
-        (("s0.tar", "--layout", "files", "-o", "n.tar"), "--layout: not with SHARDS"),
-        (("files", "--keys", "k", "-o", "n.tar"), "--keys: not with directories of files"),
+        (
+            ("s0.tar", "--mtime", "0", "-o", "n.tar"),
+            "--mtime cannot be used with SHARDS: members keep their headers",
+        ),
+        (("s0.tar", "--layout", "files", "-o", "n.tar"), "--layout cannot be used with SHARDS"),
+        (("files", "--keys", "k", "-o", "n.tar"), "--keys cannot be used with directories of files"),
         (("only", "-o", "only/n-%d.tar"), "which is packed"),
         (("s0.tar", "-o", "s0.tar"), "s0.tar is one of the shards"),
         (("s0.tar", "--keys", "none", "-o", "n.tar"), "there is no such file"),

@@ -131,7 +131,7 @@ def test_a_merged_mount_says_how_the_pages_differ_and_takes_no_options(shards: P
     with shards.mounted("--merge", "set") as mounted, viewing(shards, mounted.path) as viewer:
         assert "one tree over all shards" in viewer.ask("/").text
         assert len(viewer.paths()) == 4
-        assert "a mount knows" in shards.refused("view", "--columns", "cls", mounted.path, code=2)
+        assert "leave them out for a mount" in shards.refused("view", "--columns", "cls", mounted.path, code=2)
     assert "nothing is mounted" in shards.refused("view", shards.directory("empty"), code=2)
 
 

@@ -391,7 +391,7 @@ def test_an_option_without_a_file_is_refused(program: Program, command: str) -> 
     last = ["-o", "out.tar"] if command in ("image", "pack") else last
     assert "--keys '': name the file" in program.refused(command, "--keys", "", "s0.tar", *last, code=2)
     refusal = program.refused(command, "--keys", "a", "--keys", "b", "s0.tar", *last, code=2)
-    assert "one --keys takes several files, as in --keys '{a.txt,b.txt}'" in refusal
+    assert "give all files to one --keys, as in --keys '{a.txt,b.txt}'" in refusal
     if command == "pack":
         assert "--order '': name the file" in program.refused(command, "--order", "", "s0.tar", *last, code=2)
 

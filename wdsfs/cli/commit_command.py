@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import logging
 import os
-import shlex
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -112,72 +111,41 @@ packing_options = gather_options(
 )
 
 
-# --- what `pack` does ----------------------------------------------------------------------------------------
+# --- errors for options of `pack` -------------------------------------------------------------------------------
 
-_TYPED_WORDS = "wdsfs.cli.commit_command.words"  # in the context: the words of the command line
-_OF_VIEWS = {"--columns", "--field", "--join", "--associate", "--keys", "--missing", "--duplicates"}
-_OF_PACK = {*_OF_VIEWS, "--ignore-case", "--maxcount", "--maxsize", "--sort"}
-_FLAGS_OF_PACK = {"--ignore-case", "--sort"}
-_NOT_OF_PACK = {"--in-place", "--link", "--abandon", "--ignore-times", "--merge", "--with-leavings"}
-_NOT_OF_PACK_WITH_VALUE = {"--layout", "--names"}
+_OF_PACK = {
+    "--columns",
+    "--field",
+    "--join",
+    "--associate",
+    "--keys",
+    "--missing",
+    "--duplicates",
+    "--ignore-case",
+}
+_OF_PACK |= {"--maxcount", "--maxsize", "--sort"}
+_PACK = "wdsfs pack{} -o PATTERN SHARDS"
 
 
 class _Command(Command):
-    """Says what to type in place of options that only `pack` has; keeps the words for other such messages."""
+    """The command `commit`, with errors for options that only `pack` has: they name the command to type."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        ctx.meta[_TYPED_WORDS] = list(args)
         if not ctx.resilient_parsing:
-            _refuse_options_of_pack(args)
+            _refuse_options_of_pack({word.partition("=")[0] for word in args})
         return super().parse_args(ctx, args)
 
 
-def _option_of(word: str) -> str:
-    """Return the option that a word of the command line begins with: `--keys=FILE`, `-oPATTERN`; else the word."""
-    if word.startswith("--"):
-        return word.partition("=")[0]
-    return word[:2] if word.startswith("-") else word
-
-
-def _refuse_options_of_pack(words: Sequence[str]) -> None:
+def _refuse_options_of_pack(typed: set[str]) -> None:
     """Raise UsageError for options that only `pack` has, with the way out."""
-    typed = set(map(_option_of, words))
     if "--changed-only" in typed:
         raise UsageError(
-            "commit: --changed-only is no longer an option: commit to new shards, then pack those samples of them "
-            "that `wdsfs diff --json` lists: wdsfs pack --keys LIST -o PATTERN SHARDS"
+            "commit: --changed-only is no longer an option: commit to new shards, then pack their samples that "
+            "`wdsfs diff --json` lists: wdsfs pack --keys LIST -o PATTERN SHARDS"
         )
     for option in sorted(_OF_PACK & typed):
-        from wdsfs import mount_registry
-
-        # A mount is no word of `pack`, and its overlay would be left out.
-        is_of_overlay = "--overlay" in typed or any(map(mount_registry.find_registration, words))
-        if is_of_overlay or not typed & _OF_VIEWS:
-            command = shlex.join(["wdsfs", "pack", *_with_value(option, words)])
-            way_out = f"commit without it, then pack the new shards: {command} -o PATTERN SHARDS"
-        else:
-            way_out = _command_of_pack(words)
+        way_out = f"commit without it, then pack the new shards: {_PACK.format(f' {option} ...')}"
         raise UsageError(f"commit: {option} is an option of pack: {way_out}")
-
-
-def _with_value(option: str, words: Sequence[str]) -> Sequence[str]:
-    """Return an option of `pack` as it was typed, with its value."""
-    at = [_option_of(word) for word in words].index(option)
-    is_one_word = option in _FLAGS_OF_PACK or "=" in words[at]
-    return words[at : at + (1 if is_one_word else 2)]
-
-
-def _command_of_pack(words: Sequence[str]) -> str:
-    """Return the command that makes new shards of the view that these words of `commit` name."""
-    typed = set(map(_option_of, words))
-    keep = [] if typed & {"--maxcount", "--maxsize"} else ["--keep-shards"]
-    named = [] if typed & {"-o", "--output"} else ["-o", "PATTERN"]
-    own = [
-        word
-        for before, word in zip(["", *words], words, strict=False)
-        if before not in _NOT_OF_PACK_WITH_VALUE and _option_of(word) not in _NOT_OF_PACK | _NOT_OF_PACK_WITH_VALUE
-    ]
-    return shlex.join(["wdsfs", "pack", *keep, *named, *own])
 
 
 def _refuse_without_overlay(overlay: NamedOverlay) -> None:
@@ -189,10 +157,9 @@ def _refuse_without_overlay(overlay: NamedOverlay) -> None:
         os.path.isdir(source) or mount_registry.find_registration(source) for source in sources
     ):
         return
-    text = "commit writes the changes of an overlay: name one MOUNTPOINT, or name --overlay DIR and the SHARDS"
+    text = "commit writes the changes of an overlay: name one MOUNTPOINT, or name --overlay DIR and its SHARDS"
     if sources:
-        words = click.get_current_context().meta[_TYPED_WORDS]
-        text += f" below it; to make new shards of SHARDS alone type: {_command_of_pack(words)}"
+        text += f"; to make new shards of SHARDS alone type: {_PACK.format('')}"
     raise MountError(text) if len(sources) == 1 else UsageError(text)
 
 
@@ -238,9 +205,9 @@ def commit(overlay: NamedOverlay, packing: Packing, opening: Opening) -> None:
 
 
 class Committed(NamedTuple):
-    """A commit that is planned, or done: its plan, the steps that this command did, and a note about the new set.
+    """A planned or finished commit: its plan, the steps that this command did, and a note about the new set.
 
-    `before` is the set before it.
+    `before` is the set before the commit.
     """
 
     plan: Plan
@@ -250,7 +217,7 @@ class Committed(NamedTuple):
 
 
 def _commit_overlay(overlay: NamedOverlay, packing: Packing, opening: Opening) -> tuple[int, Committed | None]:
-    """Commit the overlay, or abandon its commit (None); return the exit code, too.
+    """Commit the overlay, or abandon its commit (None). Return the exit code and the commit.
 
     Raises CommitError, ShardErrors.
     """
@@ -287,7 +254,7 @@ def _commit_held(session: OverlaySession, overlay: NamedOverlay, packing: Packin
 
 
 def _warn_of_folders(made: OverlayCommit) -> None:
-    """Say before anything is written which copied folders become samples with their files as columns."""
+    """Warn, before the first write, of copied folders that become samples with their files as columns."""
     from wdsfs.packing import reasons
 
     notes = [] if made.changes is None else made.changes.notes
@@ -297,7 +264,7 @@ def _warn_of_folders(made: OverlayCommit) -> None:
 
 
 def _uneven(made: OverlayCommit) -> str:
-    """Return a note if Hugging Face's loader would refuse the set after this commit, which changes its start."""
+    """Return a note if Hugging Face's loader would refuse the set because of the start of the first shard."""
     from wdsfs.packing.plan import planned_members
 
     if made.changes is None or not made.plan.steps:
@@ -310,21 +277,21 @@ def _uneven(made: OverlayCommit) -> str:
 
 @contextlib.contextmanager
 def _interrupts(made: OverlayCommit) -> Iterator[None]:
-    """Set, if the block is interrupted, the text that says what is there."""
+    """Set the text for an interrupt of the block: the state of the shards and the overlay."""
     try:
         yield
     except KeyboardInterrupt:
         text = output.STOPPED
         if made.options.in_place:
-            text = "; nothing was replaced, and the overlay is as it was"
+            text = "; no shard was replaced, and the overlay is unchanged"
         if made.is_half_way:
-            text = " half-way, and the overlay cannot be used before it is finished: repeat the command"
+            text = " half-way: repeat the command to finish the commit; until then the overlay cannot be used"
         click.get_current_context().meta[INTERRUPTED] = text
         raise
 
 
 def _abandon(session: OverlaySession, as_json: bool) -> None:
-    """Give up an unfinished commit in place, and list the shards that are not written. Raises CommitError."""
+    """Give up an unfinished commit in place, and list the unwritten shards. Raises CommitError."""
     from wdsfs.packing.overlay_commit import abandon
 
     done, left, aside = abandon(session.place, session.tree, session.show_new)
@@ -336,9 +303,9 @@ def _abandon(session: OverlaySession, as_json: bool) -> None:
     for step in left:
         say(f"not written: {os.fsdecode(step.target)}")
     if aside is None:
-        say("changes that are in no shard are still in the overlay; see: wdsfs diff")
+        say("the overlay still has the other changes; see: wdsfs diff")
     else:
-        say(f"In a merged tree wdsfs cannot know which shard a change belongs to: all changes are in {aside}")
+        say(f"In a merged tree wdsfs does not know the shard of a change: all changes are in {aside}")
     _say_further(done)
 
 
@@ -346,7 +313,7 @@ def _abandon(session: OverlaySession, as_json: bool) -> None:
 
 
 def _report_commit(committed: Committed, packing: Packing, seconds: float) -> None:
-    """Print the shards that are planned, or that were written, and in how many seconds."""
+    """Print the planned or written shards, and the time."""
     plan = committed.plan
     if packing.as_json:
         _report_as_json(committed, packing.dry_run, seconds)
@@ -380,16 +347,16 @@ def _report_as_json(committed: Committed, dry_run: bool, seconds: float) -> None
 
 
 def _say_further(steps: Sequence[Step]) -> None:
-    """Say which new shards the next mount has to name."""
+    """Name the new shards that the next mount must include."""
     new = [os.path.basename(os.fsdecode(step.target)) for step in steps if step.action == "new"]
     if new:
         shards = "this shard" if len(new) == 1 else "these shards"
         names = ", ".join(new) if len(new) <= 3 else f"{new[0]} ... {new[-1]}"
-        say(f"SHARDS of the next mount must include {shards}, too: {names}")
+        say(f"the next mount must also name {shards}: {names}")
 
 
 def _export(plan: Plan, before: Sequence[Shard], packing: Packing, opening: Opening) -> bool:
-    """Write the indexes that are asked for; True if any could not be written. `before` is the set as it was."""
+    """Write the indexes of --export; return True if one failed. `before` is the set before the commit."""
     from wdsfs.spec.expand import expand, extended
     from wdsfs.tree.set_options import Tolerance
 
@@ -398,7 +365,7 @@ def _export(plan: Plan, before: Sequence[Shard], packing: Packing, opening: Open
         interop_commands.warn_of_older([path for path in targets if not is_remote(path)], packing.exports)
     if not packing.exports or not (targets or in_place):
         return False
-    # Also when nothing was written now: the commit that this one finishes may have been stopped before its export.
+    # Even if this command wrote no shard: the commit that it finishes may have stopped before its export.
     new = [step.target for step in plan.steps if step.action == "new"]
     shards = extended(before, new) if in_place else expand(targets)
     return interop_commands.after_commit(shards, in_place, opening._replace(tolerance=Tolerance()))

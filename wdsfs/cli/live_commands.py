@@ -1,7 +1,7 @@
 """The commands about live mounts: `status`, `where`, `refresh`, `umount`.
 
-What a mount says, shows and does is decided in the room `mount`. Root sees the mounts of others, too, of which
-only what the kernel says is believed.
+The room `mount` decides what a mount reports and does. Root also sees mounts of other users; of these, a command
+believes only the kernel.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("wdsfs")
 
-_HALF_DONE = ("commit", "one in place was stopped half-way; finish it: repeat that commit")
+_HALF_DONE = ("commit", "a commit in place was stopped half-way: repeat it")
 SPECS_MAX, PROBLEMS_MAX = 5, 3  # of a mount among others
 
-# For what the daemon of another version does not report: it may have been started before an upgrade.
+# Values of fields that the daemon does not report, if it was started before an upgrade.
 _DEFAULTS: dict[str, Any] = {
     **dict.fromkeys(("shards", "indexed", "samples", "members", "bytes", "bytes_read"), 0),
     **dict.fromkeys(("uptime_seconds", "memory_bytes", "restarts", "open_files", "failures"), 0),
@@ -68,14 +68,14 @@ def umount(mountpoints: tuple[str, ...], everything: bool, lazy: bool) -> None:
         mountpoints = tuple(mount.mountpoint for mount in mount_search.ending_order())
         if not mountpoints:
             say("no wdsfs mounts")
-    # This process does not keep the mount busy that it is typed in.
+    # If you type the command in the mount, this process must not keep the mount busy.
     mountpoints = tuple(map(canonical, mountpoints))
     os.chdir("/")
     code = 0
     for mountpoint in mountpoints:
         try:
             mount_search.require_mount(mountpoint).end(lazy=lazy)
-        except MountError as error:  # the others are ended all the same
+        except MountError as error:  # the loop still ends the other mounts
             log.error("%s", error)
             code = error.exit_code
         else:
@@ -159,7 +159,7 @@ def _where_rows(origin: Origin) -> list[tuple[str, str]]:
     if origin.shard is not None:
         rows.append(("shard", origin.shard + (" (compressed)" if origin.compressed else "")))
     elif origin.path != origin.mountpoint:
-        rows.append(("shard", "no single one"))
+        rows.append(("shard", "several"))
     if origin.url is not None:
         rows.append(("place", "the shard is at that URL"))
     rows += [
@@ -193,7 +193,7 @@ def status(mountpoint: str | None, as_json: bool) -> None:
     """
     from wdsfs.mount import mount_search
 
-    # Of one that is named nothing is asked of the others, which may take their time to answer.
+    # With a MOUNTPOINT, ask no other mount, which may answer slowly.
     mounts = mount_search.live_mounts() if mountpoint is None else [mount_search.require_mount(mountpoint)]
     reports = [mount.report() for mount in mounts]
     if as_json:
@@ -206,7 +206,7 @@ def status(mountpoint: str | None, as_json: bool) -> None:
     if any(report["state"] == UNSUPERVISED for report in reports):
         say("without its supervisor a mount ends with its workers: unmount and mount it soon", err=True)
     if any(report["state"] == DEAD for report in reports):
-        say("a dead mount is cleared with: wdsfs umount MOUNTPOINT", err=True)
+        say("clear a dead mount with: wdsfs umount MOUNTPOINT", err=True)
 
 
 def _head(report: dict[str, Any]) -> str:
@@ -219,7 +219,7 @@ def _head(report: dict[str, Any]) -> str:
 
 
 def _status_rows(report: dict[str, Any], in_full: bool) -> list[tuple[str, str]]:
-    """Return the lines about a mount: of all that its process, or its image, has reported."""
+    """Return the rows about a mount, from the report of its process or image."""
     rows = [("image", report["image"])] if "image" in report else [("shards", _shards(report, in_full))]
     if report.get("layout"):
         rows.append(("layout", _layout(report)))
@@ -240,14 +240,14 @@ def _status_rows(report: dict[str, Any], in_full: bool) -> list[tuple[str, str]]
         )
     if report.get("replaced"):
         text = several(report["replaced"], SPECS_MAX)
-        again = f"wdsfs umount {shlex.quote(report['mountpoint'])}, and mount it again"
-        rows.append(("replaced", f"{text}; the old content is shown until: {again}"))
+        command = f"wdsfs umount {shlex.quote(report['mountpoint'])}"
+        rows.append(("replaced", f"{text}; to show the new content: {command}, and mount it again"))
     notices = report.get("notices", ()) if in_full or "requests" not in report else ()
     return rows + [("notice", text) for text in notices]
 
 
 def _content(report: dict[str, Any], in_full: bool) -> list[tuple[str, str]]:
-    """Return the size of the set; no line if neither process nor image has reported it."""
+    """Return the size of the set, or no row if the report does not have it."""
     if not report.get("shards"):
         return []
     text = counted(report["shards"], "shard")
@@ -261,10 +261,10 @@ def _content(report: dict[str, Any], in_full: bool) -> list[tuple[str, str]]:
 
 
 def _set(state: dict[str, Any], in_full: bool) -> list[tuple[str, str]]:
-    """Return the way in which the list of shards may change, and the result of the last look."""
-    text = "fixed: `wdsfs refresh` looks at the shards again"
+    """Return how the list of shards may change, and the result of the last look."""
+    text = "fixed; `wdsfs refresh` shows new shards"
     if state["follow"] is not None:
-        text = f"looked at again after changes, and every {state['follow']:g} s"
+        text = f"looks for new shards after changes, and every {state['follow']:g} s"
     if state["looked"] is not None:
         text += f"; last at {_when(state['looked'])}, {state['added']:,} added, {state['removed']:,} removed"
     rows = [("set", text)]
@@ -276,7 +276,7 @@ def _set(state: dict[str, Any], in_full: bool) -> list[tuple[str, str]]:
 
 
 def _shards(report: dict[str, Any], in_full: bool) -> str:
-    """Return SHARDS as they were typed, and the directory that relative ones are of."""
+    """Return SHARDS as typed, and the directory of relative paths."""
     specs: Sequence[str] = report["specs"]
     selection = report.get("selection", ())  # unknown for a mount of another user
     text = " ".join([*selection, *specs]) or "none: a new set"
@@ -306,7 +306,7 @@ def _load_in_full(report: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _remote(report: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return the traffic with each store, and the cache; nothing of a mount without remote shards."""
+    """Return rows for each store and for the cache; no rows for a mount without remote shards."""
     if "remote" not in report:
         return []
     remote = report["remote"]
@@ -350,8 +350,8 @@ def _bytes_read_text(report: dict[str, Any]) -> str:
     if not pushed["files"]:
         return text
     ahead = f"{counted(pushed['files'], 'file')} ({bytes_text(pushed['bytes'])}) pushed ahead of readers"
-    # The last window of each pass is not counted: nobody says that its files were read.
-    return f"{text}; {ahead}, who have used at least {pushed['passed_bytes'] / pushed['bytes']:.0%} of these bytes"
+    # Not of the last window of each pass, for which no counter says that its files were read.
+    return f"{text}; {ahead}; readers used at least {pushed['passed_bytes'] / pushed['bytes']:.0%} of these bytes"
 
 
 def _wrong(report: dict[str, Any], in_full: bool) -> list[tuple[str, str]]:

@@ -128,7 +128,7 @@ def ls(
 
 
 def _start(tree: LowerTree, path: str | None) -> tuple[bytes, Node]:
-    """Return where the listing starts, as a name and a node. Raises EntryError, MissingShard, ShardErrors."""
+    """Return the name and the node of the listed directory. Raises EntryError, MissingShard, ShardErrors."""
     from wdsfs.errors import EntryError, MissingShard
     from wdsfs.tree.opening import resolve_path
 
@@ -138,7 +138,7 @@ def _start(tree: LowerTree, path: str | None) -> tuple[bytes, Node]:
     except EntryError as error:
         if path is None or not os.fsencode(path).endswith(SHARD_SUFFIXES_OF_ANY_CASE):
             raise
-        raise MissingShard(f"no such shard: {path!r}; nor is it a path in the tree ({error})") from None
+        raise MissingShard(f"no such shard: {path!r}; the tree has no such path either ({error})") from None
 
 
 def _describe(name: bytes, node: Node) -> dict[str, Any]:
@@ -187,7 +187,7 @@ def cat(arguments: tuple[str, ...], selection: Selection, tree: TreeOptions, ope
         shown_tree = make_tree(below, view)
         node = resolve_path(shown_tree, os.fsencode(path).strip(b"/"))
         if is_directory(node):
-            raise IsADirectory(f"{path} is a directory; see: wdsfs ls")
+            raise IsADirectory(f"{path} is a directory; list it with: wdsfs ls")
         if stat.S_ISLNK(node.mode):
             target = os.fsdecode(indexed(shown_tree.readlink, node.inode))
             raise NoSuchEntry(f"{path} is a symbolic link to {target!r}: name the file itself")
@@ -300,7 +300,7 @@ def view(
     if missing:
         from wdsfs.wings import install_command
 
-        raise UsageError(f"the page needs {several(missing)}; type: {install_command('view')}")
+        raise UsageError(f"the page needs {several(missing)}; install them with: {install_command('view')}")
     from wdsfs.mount import mount_search
     from wdsfs.pages.server import listen, serve
     from wdsfs.pages.shown_set import open_mount, open_shards
@@ -310,7 +310,7 @@ def view(
     if mount is None:
         opened = open_shards(sources, selection, composition, opening, class_names)
     elif selection.arguments or not composition.is_plain or class_names:
-        raise UsageError("options of the set are for SHARDS; a mount knows what it shows")
+        raise UsageError("options of the set are for SHARDS; leave them out for a mount")
     else:
         opened = open_mount(mount, opening)
     with (
@@ -326,7 +326,7 @@ def view(
 
 @contextlib.contextmanager
 def _launcher(browser: bool) -> Iterator[Callable[[str], None]]:
-    """Yield the function that prints the address, and opens it where there is a desktop and `browser` is set."""
+    """Yield the function that prints the address. With `browser` it also opens the page, if there is a desktop."""
     with contextlib.ExitStack() as stack:
 
         def launch(address: str) -> None:

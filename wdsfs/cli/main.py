@@ -58,14 +58,14 @@ class _Group(Paged, click.Group):
         width = max(map(len, self.list_commands(ctx)))
         for title, lines in GROUPS.items():
             with formatter.section(title):
-                # Padded, so that all groups have one second column.
+                # Padded, so that the second columns of all groups are aligned.
                 formatter.write_dl([(f"{name:{width}}", line) for name, line in lines.items()])
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(name for lines in GROUPS.values() for name in lines)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return the command of this name; import all if there is none, so that click proposes one like it."""
+        """Return the command of this name. Import all for an unknown name: click then proposes a similar one."""
         from wdsfs import host  # late: `wdsfs --help` needs none of it
 
         host.refuse_algebra_threads()  # before anything imports NumPy
@@ -80,7 +80,7 @@ class _Group(Paged, click.Group):
         return super().get_command(ctx, cmd_name)
 
     def main(self, *args: Any, **extra: Any) -> Any:
-        """Run a command as click does, but report a wrong call like every other error."""
+        """Run a command as click does, but report wrong arguments like every other error."""
         if not extra.get("standalone_mode", True):
             return super().main(*args, **extra)
         try:
@@ -92,7 +92,7 @@ class _Group(Paged, click.Group):
             if isinstance(error, click.UsageError) and error.ctx is not None:
                 hint = f"Try '{error.ctx.command_path} --help' for help."
                 say(*error.ctx.get_usage().split("\n"), hint, err=True)
-            # On one line: click has a line for each value that an option may have.
+            # On one line: click has a line for each value of an option.
             complain(" ".join(map(str.strip, error.format_message().split("\n"))))
             code = error.exit_code
         sys.exit(code if isinstance(code, int) else 0)
@@ -101,7 +101,7 @@ class _Group(Paged, click.Group):
         try:
             with interruptible():
                 result = super().invoke(ctx)
-                flush()  # here, so that an error gets a message
+                flush()  # here, so that a failure gets a message
             return result
         except WdsfsError as error:
             if shown(str(error)) not in _LOG.said:
@@ -118,7 +118,7 @@ class _Group(Paged, click.Group):
                 complain(f"{OUTPUT} cannot be written: {error.strerror}")
                 os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             elif error.filename is None:
-                complain(f"{failure_of(error)}; mend that, then repeat the command")
+                complain(f"{failure_of(error)}; repair this, then repeat the command")
             else:
                 raise
             ctx.exit(1)

@@ -1,6 +1,6 @@
-"""The commands `mount` and `image`: their options, and errors for arguments that are missing or misplaced.
+"""The commands `mount` and `image`: their options, and errors for missing and misplaced arguments.
 
-A mount is made in `mount/start.py`, an image in `kernel/image.py`.
+`mount/start.py` makes a mount, `kernel/image.py` an image.
 """
 
 from __future__ import annotations
@@ -197,7 +197,7 @@ def mount(
     if is_of_image(shards):
         _refuse_options_of_shards(serving)
     elif serving.trust_shards and serving.engine == FUSE:
-        raise UsageError("--trust-shards is for images, which `wdsfs image` makes, and for --engine kernel")
+        raise UsageError("--trust-shards is for images of `wdsfs image`, and for --engine kernel")
     else:
         shards = tuple(map(settled, shards))  # the daemon expands them again
     chosen = MountOptions(shards, mountpoint, tree, selection, opening, serving)
@@ -205,10 +205,10 @@ def mount(
 
 
 def _own_directory(shard: str) -> str | None:
-    """Return the directory, `x`, at which `wdsfs mount x.tar` mounts; None if the word is no file of a shard.
+    """Return the directory `x` at which `wdsfs mount x.tar` mounts; None if the word is no file of a shard.
 
-    Semantics decision: as with ratarmount, a single shard needs no MOUNTPOINT. The directory is made in the
-    working directory, where a user looks next. The daemon removes it at the unmount, if the mount has made it.
+    Semantics decision: as with ratarmount, a single shard needs no MOUNTPOINT. The mount makes the directory in
+    the working directory, where a user looks next. The daemon removes a directory that the mount has made.
     """
     name = os.path.basename(os.fsdecode(without_suffix(os.fsencode(shard))))
     is_shard = suffix_of(os.fsencode(shard)) and os.path.isfile(shard)
@@ -216,7 +216,7 @@ def _own_directory(shard: str) -> str | None:
 
 
 def _start(chosen: MountOptions, *, makes_directory: bool) -> int:
-    """Mount; returns the exit code. `makes_directory`: the mount point is made if nothing is there.
+    """Mount, and return the exit code. `makes_directory`: make the mount point if it does not exist.
 
     Raises WdsfsError.
     """
@@ -232,12 +232,12 @@ def _start(chosen: MountOptions, *, makes_directory: bool) -> int:
             with contextlib.suppress(OSError):  # the daemon has removed it
                 os.rmdir(place)
     if makes_directory and not (code or chosen.opening.quiet or chosen.serving.foreground):
-        log.info("mounted at %s; end it with: wdsfs umount %s", place, shlex.quote(place))
+        log.info("mounted at %s; end the mount with: wdsfs umount %s", place, shlex.quote(place))
     return code
 
 
 def _make_mountpoint(place: str) -> bool:
-    """Make a directory to mount at; return False if something is there. Raises MountError."""
+    """Make the mount point; return False if the path exists. Raises MountError."""
     try:
         os.mkdir(place)
     except FileExistsError:
@@ -248,7 +248,7 @@ def _make_mountpoint(place: str) -> bool:
 
 
 def _mountpoint(shards: Sequence[str], mountpoint: str | None, selection: Selection, serving: Serving) -> str:
-    """Return the mount point. Raises UsageError for arguments that are missing, or do not go with --new."""
+    """Return the mount point. Raises UsageError for missing arguments, and for arguments that --new refuses."""
     if serving.new:
         _check_new(shards, selection, serving)
     elif mountpoint is None or not shards:
@@ -260,16 +260,16 @@ def _mountpoint(shards: Sequence[str], mountpoint: str | None, selection: Select
             f"the MOUNTPOINT comes last: wdsfs mount {shlex.quote(mountpoint)} {shlex.quote(shards[0])}"
         )
     if mountpoint.endswith(SHARD_SUFFIXES) and os.path.isfile(mountpoint):
-        # A glob that the shell has expanded: its last shard stands where the mount point does.
+        # The shell has expanded a glob: its last shard stands in the place of the mount point.
         raise UsageError(
-            f"the MOUNTPOINT is missing: {mountpoint} is a shard, and several shards need an empty directory to "
-            "be mounted at; wdsfs mount SHARDS... MOUNTPOINT"
+            f"the MOUNTPOINT is missing: {mountpoint} is a shard. Name an empty directory last: "
+            "wdsfs mount SHARDS... MOUNTPOINT"
         )
     return mountpoint
 
 
 def _are_swapped(shards: Sequence[str], mountpoint: str) -> bool:
-    """Return True if a directory without shards stands before the shards."""
+    """Return True if the arguments are a directory without shards, then shards."""
     from wdsfs.spec.existence import names_a_shard
 
     is_directory = len(shards) == 1 and os.path.isdir(shards[0])
@@ -277,26 +277,25 @@ def _are_swapped(shards: Sequence[str], mountpoint: str) -> bool:
 
 
 def _refuse_options_of_shards(serving: Serving) -> None:
-    """Raise UsageError for options that the mount of an image does not have."""
+    """Raise UsageError for options that the mount of an image refuses."""
     typed = {str(param.name): param.opts[0] for param in typed_params()}
     for name, option in typed.items():
         if name not in _FOR_IMAGES:
             raise UsageError(
-                f"{option}: not for the mount of an image, but for the command that makes the image: "
-                "wdsfs image --help"
+                f"{option} cannot be used with an image; the command that makes the image may have it: "
+                "wdsfs image --help-all"
             )
     if serving.engine == FUSE and "engine" in typed:
-        raise UsageError("--engine fuse: an image is for the kernel; by FUSE mount its shards")
+        raise UsageError("--engine fuse cannot mount an image: mount its shards instead")
 
 
 def _check_new(shards: Sequence[str], selection: Selection, serving: Serving) -> None:
-    """Raise UsageError for options that do not go with a set that begins empty."""
+    """Raise UsageError for options that cannot be combined with --new."""
     if serving.overlay is None:
-        raise UsageError("--new needs --overlay DIR: that is where the new samples go until they are committed")
+        raise UsageError("--new needs --overlay DIR, the directory for new samples until `wdsfs commit`")
     if shards:
         raise UsageError(
-            f"--new begins an empty set, and {shards[0]} names shards: leave them out, or to add to a set leave "
-            "out --new"
+            f"--new begins an empty set: leave out {shards[0]}, or leave out --new to add samples to its set"
         )
     if selection.arguments:
         raise UsageError(f"{selection.arguments[0]} is for SHARDS, and --new begins a set without any")
@@ -314,7 +313,7 @@ def _refuse_own_options(dash_o: Sequence[str]) -> None:
         dashed = name.replace("_", "-")
         if dashed in own:
             typed = f"--{dashed}" + (f" {shlex.quote(value)}" if equals else "")
-            raise UsageError(f"-o {option}: it is an option of its own here: {typed}")
+            raise UsageError(f"-o {option}: type {typed} instead; -o is for mount options")
         meant = closest(dashed, sorted(own | known)) if name not in known else None
         if meant in own:
             raise UsageError(f"-o {option}: no such option; did you mean --{meant}?")
@@ -328,8 +327,8 @@ def _incomplete(given: str | None) -> UsageError:
         return UsageError("mount needs SHARDS and a MOUNTPOINT: wdsfs mount SHARDS... MOUNTPOINT")
     quoted = shlex.quote(given)
     if given.endswith(SHARD_SUFFIXES) or names_a_shard(given):
-        return UsageError(f"the MOUNTPOINT is missing, an empty directory: wdsfs mount {quoted} MOUNTPOINT")
-    return UsageError(f"SHARDS are missing, only a MOUNTPOINT is given: wdsfs mount SHARDS... {quoted}")
+        return UsageError(f"the MOUNTPOINT is missing; name an empty directory: wdsfs mount {quoted} MOUNTPOINT")
+    return UsageError(f"SHARDS are missing: wdsfs mount SHARDS... {quoted}")
 
 
 # --- image -------------------------------------------------------------------------------------------------
@@ -338,7 +337,7 @@ _ID_MAX = (1 << 32) - 2
 
 
 def _owner(uid: int, gid: int, umask: str) -> Owner:
-    """Return who owns the files of an image. Raises UsageError."""
+    """Return the owner and mode bits of the files of an image. Raises UsageError."""
     from wdsfs.tree.set_options import Owner
 
     try:
@@ -382,7 +381,7 @@ _owner_options = gather_options(
     help="The image, such as set.erofs.",
 )
 @tree_options
-@retired("--index-tree", "an image has no links by number; mount by FUSE: wdsfs mount --index-tree")
+@retired("--index-tree", "an image has no links by number: use wdsfs mount --index-tree")
 @retired("--linux", "every image is for Linux 5.16 and later; leave it out", metavar="VERSION")
 @click.option(
     "--base",
@@ -419,5 +418,5 @@ def image(
     if as_json:
         write_json({"image": output, **made._asdict(), "files": files})
     else:
-        shown = counted(len(set(files)), "shard")  # one may be a device twice
+        shown = counted(len(set(files)), "shard")  # a shard may be a device twice
         say(f"{output}: {shown}, {counted(made.inodes, 'inode')}, {bytes_text(made.size)}")

@@ -4,11 +4,11 @@ A line such as
 
     /data/train-{000000..000099}.tar  /mnt/train  wdsfs  ro,allow_other,layout=files  0  0
 
-makes mount(8) run `/sbin/mount.wdsfs SPEC MOUNTPOINT [-sfnv] [-N NAMESPACE] [-o OPTIONS] [-t TYPE]`, which is
-translated here into a call of `wdsfs mount`. SPEC is whatever `wdsfs mount` takes as one argument: several
-are joined by `::`, and a space is `\\040` in fstab. `wdsfs mount`'s own options go into the option field
-without their dashes. mount(8) looks for helpers in /sbin only, where no Python installer puts a file: a link
-from there to the installed `mount.wdsfs` has to be made by hand (docs/how-to/boot.md).
+makes mount(8) run `/sbin/mount.wdsfs SPEC MOUNTPOINT [-sfnv] [-N NAMESPACE] [-o OPTIONS] [-t TYPE]`. This module
+translates the arguments into a call of `wdsfs mount`. SPEC is an argument of `wdsfs mount`; `::` joins several
+arguments, and a space is `\\040` in fstab. Options of `wdsfs mount` stand in the option field without dashes.
+mount(8) looks for helpers only in /sbin. No Python installer writes there, so the administrator makes a link from
+there to the installed `mount.wdsfs` (docs/how-to/boot.md).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ LONGEST_SOURCE = 1000  # characters; mount(2) takes less than a page
 
 @functools.cache
 def own_options() -> Mapping[str, click.Option]:
-    """Return the options of `wdsfs mount` as they are written in fstab ("_" does for "-"), by their names."""
+    """Return the options of `wdsfs mount` by their names in fstab, where "_" is the same as "-"."""
     from wdsfs.cli.mount_commands import mount
 
     options = [param for param in mount.params if isinstance(param, click.Option)]
@@ -57,7 +57,7 @@ def own_options() -> Mapping[str, click.Option]:
 
 
 class Call(NamedTuple):
-    """The arguments of `wdsfs`; `fake`: they are only checked (`mount -f`)."""
+    """The arguments of `wdsfs`; `fake`: check them only (`mount -f`)."""
 
     arguments: list[str]
     fake: bool
@@ -67,9 +67,9 @@ WRONG_CALL, MOUNT_FAILURE = 1, 32  # exit codes of mount(8)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Return the program mount.wdsfs: returns an exit code of mount(8).
+    """Run the program mount.wdsfs, and return an exit code of mount(8).
 
-    0, 1 for wrong arguments, 32 for a failure.
+    The code is 1 for wrong arguments, 32 for a failure.
     """
     arguments = sys.argv[1:] if argv is None else argv
     if "-h" in arguments or "--help" in arguments:
@@ -96,7 +96,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _is_mounted(arguments: Sequence[str]) -> bool:
     """Return True if the kernel serves this very mount, and its guard lives.
 
-    `mount -a` leaves out what the list of mounts has; there it finds the image, not the first field of a line.
+    `mount -a` skips the lines whose first field is in the mount table, which has the image instead.
     """
     if not any(argument.startswith("--engine=") for argument in arguments):
         return False
@@ -106,14 +106,14 @@ def _is_mounted(arguments: Sequence[str]) -> bool:
 
 
 def translate(argv: Sequence[str]) -> Call:
-    """Return the call of `wdsfs mount` for what mount(8) passes. Raises UsageError."""
+    """Return the call of `wdsfs mount` for the arguments of mount(8). Raises UsageError."""
     try:
-        # -s (be lenient), -n (no mtab), -v (say more), -N (done by mount(8)), -t: nothing to do for them.
+        # Ignored: -s (be lenient), -n (no mtab), -v (log more), -N (done by mount(8)), -t.
         flags, places = getopt.gnu_getopt(list(argv), "sfnvrwN:o:t:")
     except getopt.GetoptError as error:
         raise UsageError(f"{error.msg}; {USAGE}") from None
     if len(places) != 2:
-        raise UsageError(f"shards and a mount point are needed; {USAGE}")
+        raise UsageError(f"name shards and a mount point; {USAGE}")
     spec, mountpoint = places
     given = [option for flag, value in flags for option in _options_of(flag, value)]
     own = [_own(option) for option in given if _name(option) in own_options()]
@@ -124,13 +124,13 @@ def translate(argv: Sequence[str]) -> Call:
     from wdsfs.spec.spec_words import settled  # late: most calls of mount(8) end before
 
     through = ["-o", ",".join(passed)] if passed else []
-    # A line in fstab has a first field in any case: of a set that begins empty it is "none".
+    # Each line in fstab has a first field: for a set that begins empty it is "none".
     specs = [] if "--new" in own and spec == "none" else [spec]
     return Call(["mount", *own, *through, "--", *map(settled, specs), mountpoint], fake=("-f", "") in flags)
 
 
 def _refuse_misspelt(option: str) -> None:
-    """Raise UsageError for an unknown option that is nearly one of our own."""
+    """Raise UsageError for an unknown option that is similar to an option of `wdsfs mount`."""
     from wdsfs.mount.mount_options import known_options
 
     known, name = {name.rstrip("=") for name in known_options()} | _NOT_FOR_US, option.partition("=")[0]
@@ -140,7 +140,7 @@ def _refuse_misspelt(option: str) -> None:
 
 
 def _options_of(flag: str, value: str) -> Iterator[str]:
-    """Yield the options of one flag that are to reach `wdsfs mount`."""
+    """Yield the options in one flag that go to `wdsfs mount`. Raises UsageError."""
     if flag == "-r":
         yield "ro"
     if flag != "-o":
@@ -149,7 +149,7 @@ def _options_of(flag: str, value: str) -> Iterator[str]:
 
     for option in split_options([value]):
         if option == "remount":
-            raise UsageError("a wdsfs mount cannot be remounted: unmount it, and mount it with the new options")
+            raise UsageError("wdsfs cannot remount: unmount, then mount with the new options")
         if option not in _NOT_FOR_US and not option.startswith(_NOT_FOR_US_EITHER):
             yield option
 
@@ -159,7 +159,7 @@ def _name(option: str) -> str:
 
 
 def _own(option: str) -> str:
-    """Return the argument of `wdsfs mount` for one of our own options. Raises UsageError."""
+    """Return the argument of `wdsfs mount` for one of its options. Raises UsageError."""
     name, (_, equals, value) = _name(option), option.partition("=")
     if own_options()[name].is_flag:
         if equals:
@@ -169,11 +169,13 @@ def _own(option: str) -> str:
         return f"--{name}"
     if not value:
         raise UsageError(f"-o {name} needs a value: {name}=...")
-    return f"--{name}=" + re.sub(r'(\\[^,"])|\\([,"])|"', r"\1\2", value)  # as split_options reads it, no more
+    return f"--{name}=" + re.sub(
+        r'(\\[^,"])|\\([,"])|"', r"\1\2", value
+    )  # exactly as split_options reads the value
 
 
 def _source_option(spec: str, passed: Sequence[str]) -> list[str]:
-    """Return the option that makes the mount table show SPEC just as fstab has it, where an option can carry it.
+    """Return the option with which the mount table shows SPEC exactly as fstab has it, if an option can hold it.
 
     By that `mount -a` recognizes the mount. pyfuse3 passes ASCII options only. A spec with other characters or
     with a secret gets the usual source; `mount -a` then fails with "mounted there already".

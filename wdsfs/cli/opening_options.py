@@ -1,6 +1,6 @@
 """Options of all commands that open a set: the index, processes, tolerated damage, caches and stores.
 
-Those of caches and stores are settings of all processes of a command (`shared_settings`).
+Options of caches and stores are settings of all processes of a command (`shared_settings`).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import click
 
 from wdsfs import shared_settings
 from wdsfs.cli.option_kinds import (
+    OWN,
     RARE,
     SET,
     SHARED,
@@ -41,9 +42,9 @@ def set_for_all(name: str, value: str | None) -> None:
 
 
 def _shared(flag: str, name: str, text_of: Callable[[Any], str], **details: Any) -> Decorator[Any]:
-    """Return an option that is a setting of all processes, so that no command gets it.
+    """Return an option that is a setting of all processes. The command does not get its value.
 
-    `text_of` makes the value of the setting, and raises UsageError for a wrong one.
+    `text_of` returns the text of the setting. It raises UsageError for a wrong value.
     """
 
     def callback(_: click.Context, __: click.Parameter, value: Any) -> None:
@@ -68,7 +69,7 @@ def _trust_text(value: str) -> str:
 
 
 class StoreOption(click.ParamType[str]):
-    """The type of --store-option. The environment variable has several of them, as words of a shell."""
+    """The type of --store-option. The environment variable holds several options, as words of a shell."""
 
     name = "text"
 
@@ -83,7 +84,7 @@ class StoreOption(click.ParamType[str]):
 def _store_options_text(values: tuple[str, ...]) -> str:
     from wdsfs.door.shard_door import DOOR
 
-    return DOOR.remote.text_of_store_arguments(values)  # so that a wrong one is an error now
+    return DOOR.remote.text_of_store_arguments(values)  # so that a wrong option is an error now
 
 
 def _always(_: bool) -> str:
@@ -154,7 +155,7 @@ index_file_option = _shared(
     "--index-file",
     "INDEX_FILE",
     "\n".join,
-    envvar=None,  # click would take a name with a blank for two; the variable is read where the index is
+    envvar=None,  # click would split a name at a blank; the room index reads the variable
     metavar="FILE|URL",
     multiple=True,
     shell_complete=offer_paths,
@@ -164,7 +165,7 @@ index_file_option = _shared(
 
 
 def index_dir_option(text: str) -> Decorator[Any]:
-    """Return the option for the directory of the index of a command that opens none; `text` is its help."""
+    """Return `--index-dir` for a command that opens no index; `text` is its help."""
     return _shared("--index-dir", "INDEX_DIR", str, type=Directory(), help=text)
 
 
@@ -201,16 +202,16 @@ def _tolerance(allow_missing: bool | None, strict: bool) -> Tolerance:
 
 
 def jobs_of(jobs: int | None) -> int:
-    """Return the number of processes that was typed, or the default."""
+    """Return the typed number of processes, or the default."""
     from wdsfs.host import default_jobs
 
     return jobs or default_jobs()
 
 
 def workers_of(executor: str | None, jobs: int | None) -> Workers | None:
-    """Return the workers that `--executor` names, closed with the command; None if it was not given.
+    """Return the workers of `--executor`, or None without it. The end of the command closes them.
 
-    `jobs` are the units in flight at most. Raises UsageError.
+    `jobs` limits the units in flight. Raises UsageError.
     """
     if not executor:
         return None
@@ -232,7 +233,7 @@ executor_option: Decorator[Any] = in_section(
         "[default: processes of this machine; env WDSFS_EXECUTOR]",
     ),
 )
-# The damage of a set that a command tolerates.
+# Options for damage of a set that a command tolerates or refuses.
 _TOLERANCE: dict[str, Decorator[Any]] = {
     "allow_missing": flag(
         "--allow-missing", "Leave out shards that are missing or unreadable; the set is then smaller."
@@ -257,12 +258,11 @@ def opening_options_with(
     `executor`: with `--executor`, and with `--jobs` among the common options; `tolerance`: with `--allow-missing`
     and `--strict`.
     """
-    jobs_ = jobs_option(f"{jobs}  [default: one per core]")
     group: dict[str, Decorator[Any]] = {
         **(group_in_section(SET, _TOLERANCE) if tolerance else {}),
         **({"executor": executor_option} if executor else {}),
         "quiet": flag("-q", "--quiet", "Show no progress bar and no hints."),
-        "jobs": jobs_ if executor else in_section(SHARED, jobs_),
+        "jobs": in_section(OWN if executor else SHARED, jobs_option(f"{jobs}  [default: one per core]")),
         "index_dir": in_section(
             SHARED,
             click.option(

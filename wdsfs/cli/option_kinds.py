@@ -1,9 +1,8 @@
-"""The form of commands: help in sections and on pages, types of values and what TAB offers, groups of options.
+"""The form of commands: help in sections, types of values, completion by TAB, groups of options.
 
-A command of the program is of the class `Command`. A group is a mapping of the name of a value to the decorator
-that adds the option to a command; `gather_options` makes one object of the values.
-The completion by TAB asks no daemon, mount or network: mount points are those of the registry and of the kernel's
-table; the shell itself completes paths.
+Each command is a `Command`. A group of options maps the name of a value to the decorator that adds the option;
+`gather_options` makes one object of the values. Completion asks no daemon, mount or network. It takes mount points
+from the registry and from the kernel's table; the shell completes paths.
 """
 
 from __future__ import annotations
@@ -25,14 +24,15 @@ from wdsfs.errors import UsageError, parse_size
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 Decorator = Callable[[Decorated], Decorated]
 
-# The sections of options in a help text, in this order; options without a section come first. `--help` shows the
+# The sections of options in a help text, in this order; options without a section are in OWN. `--help` shows the
 # first two sections; `--help-all` shows all. Up to `_FEW` options of the other sections are on `--help`, too.
-_OWN, SHOWN, DETAILS = "Options", "What is shown", "Classes, fields, odd samples"
+OWN, SHOWN, DETAILS = "Options", "What is shown", "Classes, fields, odd samples"
 RARE, SET, SERVING, SHARED = "Less common", "Which shards", "How it is served", "Index, cache and stores"
-_COMMON, _FEW = (_OWN, SHOWN), 4
+_COMMON, _FEW = (OWN, SHOWN), 4
 _SECTIONS = (*_COMMON, DETAILS, RARE, SET, SERVING, SHARED)
 _LAST = ("as_json", "quiet", "jobs", "help_all", "help", "_click_default_help")  # of the options of a command
 _COLUMN = 24  # the widest option with text beside it
+_EXPLAINS_ALL = "wdsfs.explains_all"  # in the context's `meta`: `--help-all` was typed
 
 
 class _BoldHeadings(click.HelpFormatter):
@@ -43,8 +43,6 @@ class _BoldHeadings(click.HelpFormatter):
 
 
 class _Context(click.Context):
-    explains_all = False  # `--help-all` was typed
-
     def make_formatter(self) -> click.HelpFormatter:
         if on_terminal():
             self.formatter_class = _BoldHeadings
@@ -53,14 +51,13 @@ class _Context(click.Context):
 
 def _show_help(ctx: click.Context, param: click.Parameter, is_wanted: bool) -> None:
     if is_wanted and not ctx.resilient_parsing:
-        assert isinstance(ctx, _Context)
-        ctx.explains_all = param.name == "help_all"
+        ctx.meta[_EXPLAINS_ALL] = param is _HELP_ALL
         show_page(ctx.get_help())
         ctx.exit()
 
 
 class Paged(click.Command):
-    """A command whose help is shown by a pager where it is longer than the terminal."""
+    """A command that shows its help by a pager if the terminal is too small for it."""
 
     context_class = _Context
 
@@ -86,7 +83,7 @@ class Command(Paged):
         return [*super().get_params(ctx), *[_HELP_ALL] * (self._rare_count > 0)]
 
     def _is_short(self, ctx: click.Context) -> bool:
-        return self._rare_count > 0 and not (isinstance(ctx, _Context) and ctx.explains_all)
+        return self._rare_count > 0 and not ctx.meta.get(_EXPLAINS_ALL)
 
     def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         text = inspect.cleandoc(self.help or "")
@@ -112,7 +109,7 @@ class Command(Paged):
 
 
 def _section(param: click.Parameter) -> str:
-    return getattr(param, "section", _OWN)
+    return getattr(param, "section", OWN)
 
 
 _HELP_ALL = click.Option(
@@ -140,7 +137,7 @@ def group_in_section(title: str, group: Mapping[str, Decorator[Any]]) -> dict[st
 
 
 class Directory(click.Path):
-    """The type of options that name a directory of this machine, for which a URL would be a relative path."""
+    """The type of options that name a local directory. It refuses URLs, which would be relative paths."""
 
     def __init__(self) -> None:
         super().__init__(file_okay=False)
@@ -152,7 +149,7 @@ class Directory(click.Path):
 
 
 class AtLeastOne(click.FloatRange):
-    """The type of options with a number from 1 on. Nothing compares with `nan`: it would mean no limit."""
+    """The type of options with a number of at least 1. It refuses `nan`, which would mean no limit."""
 
     def __init__(self) -> None:
         super().__init__(1)
@@ -165,7 +162,7 @@ class AtLeastOne(click.FloatRange):
 
 
 class Bytes(AtLeastOne):
-    """The type of options with a number of bytes, which may have a unit."""
+    """The type of options with a number of bytes, with or without a unit."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if isinstance(value, str) and value.strip()[:1].isdigit() and value.strip()[-1:].isalpha():
@@ -174,7 +171,7 @@ class Bytes(AtLeastOne):
 
 
 class LayoutName(click.Choice[str]):
-    """The type of options with a layout. Of a name that other tools use it says which layout that is here."""
+    """The type of options with a layout. The error for the name of another tool has the name used here."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if str(value).lower().replace("-", "").replace("_", "") in _CLASSES_ELSEWHERE:
@@ -206,16 +203,16 @@ def gather_options(name: str, make: Callable[..., object], group: Mapping[str, D
 
 
 def typed_params() -> list[click.Parameter]:
-    """Return the arguments and options of the command that were typed."""
+    """Return the typed arguments and options of the command."""
     context, typed = click.get_current_context(), click.core.ParameterSource.COMMANDLINE
     return [param for param in context.command.params if context.get_parameter_source(str(param.name)) is typed]
 
 
 def refuse_typed(reasons: Mapping[str, str], where: str) -> None:
-    """Raise UsageError, with the reason, for an option that was typed and is not to be used here."""
+    """Raise UsageError, with the reason, for a typed option that cannot be used with `where`."""
     for param in typed_params():
         if param.name in reasons:
-            raise UsageError(f"{param.opts[-1]}: not with {where}: {reasons[param.name]}")
+            raise UsageError(f"{param.opts[-1]} cannot be used with {where}: {reasons[param.name]}")
 
 
 def flag(*names: str) -> Decorator[Any]:
@@ -224,7 +221,7 @@ def flag(*names: str) -> Decorator[Any]:
 
 
 def retired(word: str, way_out: str, metavar: str | None = None) -> Decorator[Any]:
-    """Return an option that no longer exists: it says the way out. With a `metavar` it takes a value."""
+    """Return a removed option, whose error names the way out. With `metavar` it takes a value."""
 
     def refuse(ctx: click.Context, param: click.Parameter, value: object) -> None:
         if value:
@@ -250,12 +247,12 @@ def all_of(*options: Decorator[Any]) -> Decorator[Any]:
 
 _PATH, _DIRECTORY = "file", "dir"  # types of items that the shell itself completes
 _NOT_LOCAL = re.compile(r"^[a-z][a-z0-9+.-]*://|^pipe:")
-# A text that a shell takes for one word. bash inserts texts as they are, and others may have named a mount point.
+# A text that is one word to a shell. bash inserts it unquoted, and another user may have named the mount point.
 _ONE_WORD = re.compile(r"[\w@%+=:,./-]+")
 
 
 def offer_paths(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Return files and directories; no URLs, which would take requests."""
+    """Return files and directories. A URL gets no completion, which would need requests."""
     return [] if _NOT_LOCAL.match(incomplete) else [CompletionItem(incomplete, type=_PATH)]
 
 
@@ -265,13 +262,13 @@ def offer_directories(ctx: click.Context, param: click.Parameter, incomplete: st
 
 
 def offer_mounts(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Return the mounts of this user, dead ones included; directories if none begins like that."""
+    """Return the mounts of this user, also dead mounts; directories if no mount point begins with `incomplete`."""
     offers = [CompletionItem(path) for path in _mounts() if path.startswith(incomplete)]
     return offers or offer_directories(ctx, param, incomplete)
 
 
 def offer_mounts_or_paths(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Return the mounts of this user as long as nothing is typed, then paths."""
+    """Return the mounts of this user if `incomplete` is empty, else paths."""
     return offer_paths(ctx, param, incomplete) if incomplete else offer_mounts(ctx, param, incomplete)
 
 
@@ -299,10 +296,10 @@ dry_run_option: Decorator[Any] = flag("-n", "--dry-run", "Only list the shards t
 
 
 def jobs_option(text: str) -> Decorator[Any]:
-    """Return the option for how much is done at a time; `text` is its help."""
+    """Return the option `--jobs`; `text` is its help."""
     return click.option("-j", "--jobs", type=click.IntRange(1), metavar="N", help=text)
 
 
 def space_check_option(text: str) -> Decorator[Any]:
-    """Return the option that leaves out the check for room; `text` is its help."""
+    """Return the option that skips the check of free space; `text` is its help."""
     return click.option("--no-space-check", "space_check", is_flag=True, default=True, flag_value=False, help=text)

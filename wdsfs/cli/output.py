@@ -1,6 +1,6 @@
 """The output of commands: tables, lines and JSON; progress bars.
 
-A pipe gets whole lines, and names that control no terminal.
+Names in the output never control a terminal. A pipe gets whole lines.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ OUTPUT = "the output"  # the file name in an OSError of the standard streams
 
 @contextlib.contextmanager
 def to_output() -> Iterator[None]:
-    """Name the output as the file of an OSError in the block, so that the message says what cannot be written."""
+    """Make `OUTPUT` the file name of an OSError in the block, for its message."""
     try:
         yield
     except OSError as error:
@@ -65,7 +65,7 @@ def table_of(*columns: str) -> Table:
     from rich.table import Table
 
     class LineTable(Table):
-        """A table in which a cell is a line, whatever names are in it."""
+        """A table with one line for each cell, even for names with line breaks."""
 
         def add_row(self, *cells: Any, **options: Any) -> None:
             super().add_row(*(shown(cell) if isinstance(cell, str) else cell for cell in cells), **options)
@@ -91,7 +91,7 @@ def print_table(table: Table) -> None:
 def print_block(head: str, rows: Sequence[tuple[str, str]]) -> None:
     """Print a line, and below it names with values: wrapped between words on a terminal, whole in a pipe.
 
-    A path that is longer than the terminal is wide is left to it.
+    The terminal itself wraps paths that are longer than a line.
     """
     width = 0
     if on_terminal():
@@ -106,16 +106,16 @@ def print_block(head: str, rows: Sequence[tuple[str, str]]) -> None:
 
 
 def say(*lines: str, err: bool = False) -> None:
-    """Write lines for people. A name in them makes no further line and controls no terminal, also in a pipe.
+    """Write lines for people. Names in them are escaped: they neither add lines nor control a terminal.
 
-    Semantics decision: only `ls` writes names into a pipe as they are, as ls(1) does; `--json` has them exactly.
+    Semantics decision: only `ls` writes raw names into a pipe, as ls(1) does; `--json` has exact names.
     """
     for line in lines:
         _echo(shown(line), err=err)
 
 
 def complain(text: str) -> None:
-    """Write an error message of the program, of one line or several."""
+    """Write an error message, of one line or several."""
     say(*f"wdsfs: {text}".split("\n"), err=True)
 
 
@@ -125,12 +125,12 @@ def write_json(value: object) -> None:
 
 
 def write_page(text: str) -> None:
-    """Write text of the program's own, without any name in it."""
+    """Write text of the program itself, which contains no names."""
     _echo(text, newline=not text.endswith("\n"))
 
 
 def on_terminal() -> bool:
-    """Return True if the output is read on a terminal."""
+    """Return True if standard output is a terminal."""
     return sys.stdout is not None and sys.stdout.isatty()
 
 
@@ -149,7 +149,7 @@ def contents_text(shards: int, samples: int, members: int) -> str:
 
 
 def note_uneven(text: str, quiet: bool) -> None:
-    """Say what `uneven_text` has found."""
+    """Log the note of `uneven_text`, unless `quiet`."""
     if text and not quiet:
         log.info("%s", text)
 
@@ -215,7 +215,7 @@ def shards_bar(label: str, total: int, quiet: bool) -> Iterator[Callable[[], Non
 
 
 def bars(quiet: bool) -> Progress:
-    """Return the bars for what opening a set takes."""
+    """Return the progress bars for opening a set."""
     from wdsfs.tree.set_options import Progress
 
     class Bars(Progress):
@@ -256,7 +256,7 @@ _DONE = {"rewrite": "rewritten", "new": "new", "copy": "copied", "link": "linked
 
 
 def print_steps(steps: Sequence[Step]) -> None:
-    """Write the shards of a plan that is not carried out (`--dry-run`)."""
+    """Print the shards of a plan, for `--dry-run`."""
     table = table_of("shard", "action", "samples", "bytes")
     for step in steps:
         cells = (f"{step.samples:,}", bytes_text(step.output.length))
@@ -265,13 +265,13 @@ def print_steps(steps: Sequence[Step]) -> None:
 
 
 def say_left_out(plan: Plan) -> None:
-    """Say which files are in no shard."""
+    """List the files that are in no new shard, with the reasons."""
     for remark in plan.left_out:
         say(f"left out: {os.fsdecode(remark.path)}: {remark.reason}")
 
 
 def say_done(plan: Plan, done: Sequence[Step], seconds: float) -> None:
-    """Print how many shards there are now, and how many of them were written in these seconds."""
+    """Print the numbers of shards and samples, the size and the time."""
     counts = Counter(step.action for step in plan.steps)
     parts = [f"{counts[action]:,} {word}" for action, word in _DONE.items() if counts[action]]
     before = len(plan.steps) - len(done)
@@ -282,10 +282,8 @@ def say_done(plan: Plan, done: Sequence[Step], seconds: float) -> None:
 
 
 def refuse_exports(paths: Sequence[bytes], exports: Sequence[str]) -> None:
-    """Raise UsageError for indexes that would go into a store, beside shards of these paths."""
+    """Raise UsageError for indexes that would go into a store, beside the shards at these paths."""
     from wdsfs.door.urls import is_remote
 
     if exports and any(map(is_remote, paths)):
-        raise UsageError(
-            "--export writes beside the new shards, which a store is no place for: afterwards use `wdsfs export`"
-        )
+        raise UsageError("--export cannot write into a store: leave it out, then type wdsfs export -o DIR SHARDS")

@@ -38,7 +38,7 @@ def _overlay_option(text: str) -> Decorator[Any]:
 
 
 class NamedOverlay(NamedTuple):
-    """The arguments of a command: a mount point; or an overlay, the shards below it, and how they are shown."""
+    """The arguments of a command: a mount point; or an overlay, its shards and the options of their view."""
 
     sources: Sequence[str]
     selection: Selection
@@ -48,16 +48,16 @@ class NamedOverlay(NamedTuple):
     def open_session(
         self, opening: Opening, *, freeze: bool = False, whole: bool = False
     ) -> AbstractContextManager[OverlaySession]:
-        """Open the overlay; `whole` says that all shards of the set are needed. Raises UsageError, MountError."""
+        """Open the overlay; `whole`: open all shards of the set. Raises UsageError, MountError."""
         from wdsfs.mount import mount_search
         from wdsfs.mount.overlay_session import held_session, mounted_session
 
         if self.overlay is not None:
             return held_session(self.overlay, self._below(), opening, whole=whole)
         if len(self.sources) != 1:
-            raise UsageError("name one MOUNTPOINT, or --overlay DIR and the SHARDS below it")
+            raise UsageError("name one MOUNTPOINT, or --overlay DIR and its SHARDS")
         if self.selection.arguments:
-            raise UsageError(f"{self.selection.arguments[0]} is for SHARDS; a mount knows which it shows")
+            raise UsageError(f"{self.selection.arguments[0]} is for SHARDS; leave it out for a mount")
         mount = mount_search.require_writable(self.sources[0])
         return mounted_session(mount, with_index_of(mount, opening), freeze=freeze, whole=whole)
 
@@ -70,12 +70,12 @@ class NamedOverlay(NamedTuple):
         return NamedSet(self.sources, self.selection, self.tree, typed)
 
     def unfinished(self) -> CommitError:
-        """Return the error for an overlay with an unfinished commit: how to finish it."""
+        """Return the error for an overlay with an unfinished commit, with the command that finishes it."""
         which = ["--overlay", self.overlay] if self.overlay is not None else []
         words = ["wdsfs", "commit", "--in-place", *which, *self.selection.arguments, *self.sources]
         return CommitError(
-            f"a commit of this overlay was stopped half-way; finish it with: {shlex.join(words)} (or give it up: "
-            "use --abandon instead of --in-place)"
+            f"a commit of this overlay was stopped half-way; finish it with: {shlex.join(words)} (to give it up, "
+            "type --abandon instead of --in-place)"
         )
 
 
@@ -94,7 +94,7 @@ named_overlay = gather_options(
 
 
 def with_index_of(mount: LiveMount, opening: Opening) -> Opening:
-    """Return the index of a mount, for this command and its processes, unless the user has named another."""
+    """Return `opening` with the index of the mount for all processes, unless the user has typed --index-dir."""
     if opening.index_dir is not None or not mount.index:
         return opening
     set_for_all("INDEX_DIR", mount.index)
@@ -161,7 +161,7 @@ def show_changes(changes: Changes) -> None:
 
 
 def counts_line(changes: Changes) -> str:
-    """Return the numbers of samples changed, by kind, and of files that cannot be packed, as a line."""
+    """Return a line with the number of changed samples of each kind, and of files that cannot be packed."""
     counts = Counter(sample.kind for sample in changes.samples)
     samples = [f"{counts[kind]:,} {kind}" for kind in ("added", "changed", "renamed", "removed")]
     samples += [f"{counts[kind]:,} {kind}" for kind in ("time only",) if counts[kind]]
@@ -177,7 +177,7 @@ def _sample_line(sample: ChangedSample) -> str:
         path = f"{os.fsdecode(sample.was)} -> {path}"
     columns = {"+": sample.added, "~": sample.changed, "-": sample.removed, "=": sample.times}
     marked = [mark + os.fsdecode(column) for mark, names in columns.items() for column in names]
-    # Of a sample that comes or goes as a whole its extensions say nothing new.
+    # Without the extensions of an added or removed sample: the whole sample changes.
     is_whole = sample.kind in ("added", "removed")
     return " ".join([f"{sample.kind:<8}", path, *(() if is_whole else marked)])
 
@@ -229,14 +229,14 @@ def restore(
 def _restorable(
     mountpoint: str | None, overlay: str, opening: Opening, has_paths: bool
 ) -> AbstractContextManager[OverlaySession]:
-    """Return the overlay of a mount, or one that is not mounted, in which changes can be undone.
+    """Return the overlay of a mount, or the unmounted `overlay`, for undoing changes.
 
     Raises UsageError.
     """
     from wdsfs.mount import mount_search
     from wdsfs.mount.overlay_session import mounted_session, remembered_session
 
-    # `writable` says so where it is no mount.
+    # `require_writable` refuses a path that is no mount.
     mount = None if mountpoint is None else mount_search.require_writable(mountpoint)
     if not has_paths:
         raise UsageError("name the PATHs to restore, or --all")
@@ -246,11 +246,11 @@ def _restorable(
 
 
 def _apart(arguments: Sequence[str]) -> tuple[str, Sequence[str]]:
-    """Return the mount point and the PATHs. Where the first one is a PATH, the mount that it lies in is meant."""
+    """Return the mount point and the PATHs. If the first argument is a PATH, its mount is the mount point."""
     from wdsfs.mount import mount_search
 
     if not arguments:
-        raise UsageError("name PATHs in a mount, its MOUNTPOINT and PATHs below it, or --overlay DIR and PATHs")
+        raise UsageError("name PATHs in a mount; or a MOUNTPOINT and PATHs below it; or --overlay DIR and PATHs")
     above = mount_search.find_above(arguments[0])
     return (arguments[0], arguments[1:]) if above is None else (above, arguments)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -190,31 +191,22 @@ packed_options = gather_options(
     {**_COMMON, **group_in_section(DETAILS, _CLASSES), **group_in_section(RARE, _RARE)},
 )
 
-# Options that are about SHARDS.
+_OF_SHARDS = (
+    "field ignore_case missing duplicates join associate keys shard_id num_shards ignore_zeros group_by_key"
+)
 _NOT_FOR_FILES = {
-    **dict.fromkeys(
-        ("field", "ignore_case", "missing", "duplicates", "join", "associate", "keys"),
-        "it is for the samples of SHARDS",
-    ),
-    **dict.fromkeys(
-        ("shard_id", "num_shards", "ignore_zeros", "group_by_key", "base", "allow_missing", "strict"),
-        "it is for SHARDS",
-    ),
+    **dict.fromkeys([*_OF_SHARDS.split(), "base", "allow_missing", "strict"], "it is for SHARDS"),
     **dict.fromkeys(("sort", "keep_shards"), "it is for SHARDS; files are packed by name"),
 }
-
-# Options that are about files.
 _NOT_FOR_SHARDS = {
-    "layout": "shards have samples",
-    "class_as": "the column of the class is a member like others",
-    "class_column": "the column of the class is a member like others",
-    "class_names": "the column of the class is a member like others",
+    **dict.fromkeys(_CLASSES, "the class is a column of the shards"),
+    "layout": "wdsfs knows the layout of shards",
     "mtime": "members keep their headers",
-    "follow_links": "there are none to follow",
-    "with_leavings": "members in samples are all packed",
-    "exclude": "--columns and --keys choose",
+    "follow_links": "wdsfs follows no links in shards",
+    "with_leavings": "wdsfs packs all members of samples",
+    "exclude": "choose by --columns and --keys",
     "tables": "--associate FILE adds its columns",
-    "executor": "shards are packed by this process",
+    "executor": "this process packs shards",
 }
 
 
@@ -253,7 +245,7 @@ def pack(
       wdsfs pack --keys good.txt 'train-{000000..000999}.tar' -o 'good-%06d.tar'
     \f
 
-    With --leave-out, wdsfs packs the other files. If you stop the command, repeat it: it goes on. The same files
+    With --leave-out, wdsfs packs the other files. If you stop the command, repeat it: it continues. The same files
     give the same bytes.
 
     From SHARDS, `pack` writes the samples that a mount with the same options shows (--columns, --field, --join
@@ -291,12 +283,15 @@ def pack(
 
 
 def _are_files(sources: Sequence[str], layout: str) -> bool:
-    """Return True if these are directories of files, False for SHARDS. Raises UsageError for both, SpecError."""
+    """Return True for directories of files, False for SHARDS. Raises UsageError for both or a table, SpecError."""
     from wdsfs.spec.existence import holds_files
 
+    for table in sources:
+        if table.lower().endswith((".csv", ".tsv", ".json", ".jsonl", ".parquet")) and os.path.isfile(table):
+            raise UsageError(f"{table} is a table: name it by --table {shlex.quote(table)}, after DIRECTORY")
     are_files = {os.path.isdir(source) if layout != "auto" else holds_files(source) for source in sources}
     if len(are_files) > 1:
-        raise UsageError("directories of files and SHARDS cannot be packed by one command: type one for each")
+        raise UsageError("one command packs either directories of files or SHARDS: type a command for each")
     return are_files.pop()
 
 
@@ -307,7 +302,7 @@ def _pack_files(directories: Sequence[str], packed: Packed, opening: Opening) ->
 
     refuse_typed(_NOT_FOR_FILES, "directories of files")
     if packed.split:
-        raise UsageError(f"--split {packed.split}: write NAME=FRACTION, for example train=0.9")
+        raise UsageError(f"--split {packed.split}: type NAME=FRACTION, for example train=0.9")
     done = list[Step]()
     with disk_errors():
         plan = make_plan(directories, packed.options)
@@ -358,23 +353,23 @@ def _pack_shards(
 
 
 def _refuse_mount(sources: Sequence[str]) -> None:
-    """Raise UsageError for the top of a mount in place of the SHARDS that it shows."""
+    """Raise UsageError for a mount in place of its SHARDS."""
     from wdsfs import mount_registry
 
     mounts = [source for source in sources if mount_registry.find_registration(source) is not None]
     if mounts:
-        raise UsageError(f"{mounts[0]} is a mount: name its SHARDS, with the options of the view")
+        raise UsageError(f"{mounts[0]} is a mount: name its SHARDS, with the options of the mount")
 
 
 def _refuse_own_directory(sources: Sequence[str], packed: Packed) -> None:
-    """Raise UsageError for new shards in a directory that is packed: a second time they would be packed, too."""
+    """Raise UsageError for new shards in a packed directory: the next `pack` would also pack them."""
     for place in (os.path.dirname(os.path.realpath(name(0))) for name in packed.options.names):
         if any(os.path.realpath(os.fsencode(source)) == place for source in sources):
             raise UsageError(f"--output: the new shards would be in {os.fsdecode(place)}, which is packed")
 
 
 def _report_pack(made: Made, packed: Packed, seconds: float) -> None:
-    """Print the shards that are planned, or that were written, and in how many seconds."""
+    """Print the planned or written shards, and the time."""
     if packed.as_json:
         done = {"written": len(made.done), "seconds": round(seconds, 3)}
         write_json(made.facts | ({"first_samples": made.shown} if packed.dry_run else done))
@@ -392,7 +387,7 @@ def _report_pack(made: Made, packed: Packed, seconds: float) -> None:
 
 
 def _print_first(shown: Sequence[dict[str, Any]]) -> None:
-    """Write the members of the first samples, with the start of each text."""
+    """Print the members of the first samples, with the start of each text."""
     table = output.table_of("first samples", "column", "bytes", "value")
     for member in shown:
         table.add_row(member["key"], member["column"], f"{member['bytes']:,}", member["value"] or "")

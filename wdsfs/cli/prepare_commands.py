@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from wdsfs.shards import Shard
     from wdsfs.tree.set_options import Opening, Selection
 
-JOBS = 8  # shards that are fetched at a time: small ones are a request each
-_TO_LIMIT = "limit"  # the value of --trim without one
+JOBS = 8  # shards fetched at a time: a small shard needs one request
+_TO_LIMIT = "limit"  # the value of --trim without a SIZE
 _GROUPS = {"remote": "remote shards", "unpacked": "unpacked shards", "images": "images", "labels": "label tables"}
 _GROUP_OF = {"table": "remote", "data": "remote", "erofs": "images", "labels": "labels"}  # by kind; else unpacked
 
@@ -94,7 +94,7 @@ def index(
 
     since = time.monotonic()
     if output is not None and update is not None:
-        raise UsageError("-o and --update: one writes an index, the other renews it; leave one out")
+        raise UsageError("-o writes an index, --update renews one: leave one of them out")
     expanded = _shards(shards, update, selection._replace(allow_missing=allow_missing))
     text = "; the index keeps the shards read so far" + (", no file was written" if update or output else "")
     with when_interrupted(text):
@@ -115,7 +115,7 @@ def _shards(specs: Sequence[str], update: str | None, selection: Selection) -> l
     if update is None:
         return expand(specs, *selection)
     if selection.slice is not None:
-        raise UsageError("--shard-id: an index is renewed as a whole; leave it out with --update")
+        raise UsageError("--update renews a whole index: leave out --shard-id")
     listed = expand([update], *selection)
     known = {shard.path for shard in listed}
     named = expand(specs, *selection._replace(base=None)) if specs else []
@@ -173,7 +173,7 @@ def cache(urls: tuple[str, ...], each: bool, trim: str | None, clear: bool, veri
     from wdsfs.errors import parse_size
 
     if (trim is not None) + clear + verify > 1:
-        raise UsageError("--trim, --clear and --verify exclude each other")
+        raise UsageError("--trim, --clear and --verify cannot be combined")
     if trim is not None and urls:
         raise UsageError("--trim takes no URL: it removes the least recently used files")
     prefixes = [_prefix(url) for url in urls] or [""]
@@ -206,7 +206,7 @@ def _prefix(url: str) -> str:
     from wdsfs.door.urls import is_url, parse
 
     if not is_url(url):
-        raise UsageError(f"{url} is not a URL: only remote shards can be selected")
+        raise UsageError(f"{url} is not a URL; name the URLs of remote shards")
     return parse(url).shown
 
 
@@ -349,7 +349,7 @@ def fetch(
     remote_shards = [shard for shard in every if is_remote(shard.path)]
     local = len(every) - len(remote_shards)
     if local and not quiet:
-        log.info("%s on this machine, so there is nothing to fetch", counted(local, "shard"))
+        log.info("%s on this machine: nothing to fetch", counted(local, "shard"))
     workers = workers_of(executor, jobs)
     total = sum(DOOR.remote.pin_of(shard.path).size for shard in remote_shards)
     with (

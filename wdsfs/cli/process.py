@@ -1,7 +1,7 @@
 """The process of a command: signals and interrupts, standard streams, and secrets hidden in its arguments.
 
-`ps` and /proc/PID/cmdline show the memory where the kernel has put the arguments. URLs and the commands of `pipe:`
-are overwritten there, so that a daemon does not show for months how they are signed.
+`ps` and /proc/PID/cmdline show the memory with the arguments. wdsfs overwrites URLs and the commands of `pipe:`
+there, so that no daemon shows their signatures for months.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ import click
 
 from wdsfs.errors import CommitError
 
-INTERRUPTED = "wdsfs.interrupted"  # in the context's `meta`: the text to be added to "interrupted"
+INTERRUPTED = "wdsfs.interrupted"  # in the context's `meta`: the text after "interrupted"
 
 # A command (`pipe:`); USER:PASSWORD of a URL, and its query.
 _SECRETS = re.compile(rb"(?:(?<=^pipe:)|(?<=[:=]pipe:)).+|(?<=://)[^/]*(?=@)|(?<=\?).*", re.DOTALL)
 _MAY_HAVE = re.compile(rb"://|pipe:")
-AGAIN_SECONDS = 0.01  # between an interrupt that would be lost, or was, and the next try
+AGAIN_SECONDS = 0.01  # from a lost or delayed interrupt to the next try
 _ARG_START = 48  # field of /proc/PID/stat, counted from 1: proc_pid_stat(5)
 
 
@@ -50,7 +50,7 @@ def interruptible() -> Iterator[None]:
 
 
 def _try_again(lost: sys.UnraisableHookArgs) -> None:
-    """Interrupt again in a moment if Python has dropped the interrupt: in a callback of a weak reference, say."""
+    """Interrupt again soon if Python has dropped the interrupt, for example in a callback of a weak reference."""
     if lost.exc_type is KeyboardInterrupt:
         signal.setitimer(signal.ITIMER_REAL, AGAIN_SECONDS)
     else:
@@ -58,10 +58,10 @@ def _try_again(lost: sys.UnraisableHookArgs) -> None:
 
 
 def _interrupt(_: int, frame: FrameType | None) -> None:
-    """Raise KeyboardInterrupt, or try again in a moment while a module is imported.
+    """Raise KeyboardInterrupt, or try again soon while Python imports a module.
 
-    An exception in the middle of an import may be lost in a callback of the import lock, or come out as another
-    one: of a class with `__set_name__` as RuntimeError, of NumPy as ImportError.
+    A callback of the import lock may lose an exception in the middle of an import. Or the exception changes: to
+    RuntimeError in a class with `__set_name__`, to ImportError in NumPy.
     """
     while frame is not None:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
@@ -73,9 +73,9 @@ def _interrupt(_: int, frame: FrameType | None) -> None:
 
 @contextlib.contextmanager
 def ended_in_order() -> Iterator[None]:
-    """End the block with an exception on SIGTERM and SIGHUP, so that unfinished files are removed.
+    """End the block with an exception on SIGTERM and SIGHUP, so that it removes unfinished files.
 
-    The exit code is that of a process that the signal has killed, as a shell shows it.
+    The exit code is the code that a shell shows for a process killed by the signal.
     """
 
     def stop(number: int, _: object) -> None:
@@ -83,7 +83,7 @@ def ended_in_order() -> Iterator[None]:
 
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     for number, handler in before.items():
-        if handler is signal.SIG_DFL:  # else it is ignored, as by nohup
+        if handler is signal.SIG_DFL:  # else the signal is ignored, as with nohup
             signal.signal(number, stop)
     try:
         yield
@@ -98,22 +98,22 @@ def when_interrupted(text: str) -> Iterator[None]:
     meta = click.get_current_context().meta
     before, meta[INTERRUPTED] = meta.get(INTERRUPTED, ""), text
     yield
-    meta[INTERRUPTED] = before  # and not after an exception: it may be the interrupt
+    meta[INTERRUPTED] = before  # not after an exception, which may be the interrupt
 
 
 @contextlib.contextmanager
 def disk_errors() -> Iterator[None]:
-    """Turn OSErrors of the block into CommitErrors, but that of `wdsfs ... | head`."""
+    """Turn OSErrors of the block into CommitErrors, except the BrokenPipeError of `wdsfs ... | head`."""
     try:
         yield
     except BrokenPipeError:
         raise
     except OSError as error:
-        raise CommitError(f"{failure_of(error)}; mend that, then repeat the command") from None
+        raise CommitError(f"{failure_of(error)}; repair this, then repeat the command") from None
 
 
 def failure_of(error: OSError) -> str:
-    """Return the file that an error names, or the call that has failed if it names none, and the reason."""
+    """Return the file of an error, or the failed call if the error has no file, and the reason."""
     if error.filename is not None:
         return f"{os.fsdecode(error.filename)}: {error.strerror}"
     call = traceback.extract_tb(error.__traceback__)[-1]
@@ -121,7 +121,7 @@ def failure_of(error: OSError) -> str:
 
 
 def prepare_streams() -> None:
-    """Open standard streams that are closed; have standard output take paths of any bytes."""
+    """Open closed standard streams, and let standard output accept paths of any bytes."""
     for descriptor in (0, 1, 2):
         try:
             os.fstat(descriptor)
@@ -132,8 +132,8 @@ def prepare_streams() -> None:
 
 
 def hide_secrets() -> None:
-    """Overwrite the secrets of URLs in the arguments of this process, byte for byte, so that nothing moves."""
-    with contextlib.suppress(OSError):  # without /proc nobody sees them
+    """Overwrite the secrets in the arguments of this process, byte for byte, so that the length stays the same."""
+    with contextlib.suppress(OSError):  # without /proc no other process sees the arguments
         with open("/proc/self/cmdline", "rb") as file:
             shown = file.read()
         hidden = b"\0".join(

@@ -1,4 +1,4 @@
-"""Options that say which shards a set has, and how they are shown: as trees, as columns."""
+"""Options that choose the shards of a set, and options of the view: the tree and its columns."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from wdsfs.tree.composition import Composition
     from wdsfs.tree.set_options import Selection, TreeOptions
 
-# --- which shards, and how they are read -------------------------------------------------------------------
+# --- the shards, and how to read them -------------------------------------------------------------------
 
 
 def _selection(**typed: Any) -> Selection:
@@ -83,14 +83,14 @@ _BASE: dict[str, Decorator[Any]] = {
 # Of all commands that take SHARDS.
 set_options = gather_options("selection", _selection, group_in_section(SET, {**_PART, **_BASE}))
 set_options_without_base = gather_options("selection", _selection, group_in_section(SET, _PART))
-# Of `pack`, whose --split makes splits, too.
+# Of `pack`, whose own --split also makes splits.
 set_options_without_split = gather_options(
     "selection",
     _selection,
     group_in_section(SET, {name: option for name, option in {**_PART, **_BASE}.items() if name != "split"}),
 )
 
-# --- how a set is shown ---------------------------------------------------------------------------------------
+# --- the view of a set ---------------------------------------------------------------------------------------
 
 
 def _composition(layout: str = "samples", **typed: Any) -> Composition:
@@ -149,7 +149,7 @@ def list_file(ctx: click.Context, param: click.Parameter, values: tuple[str, ...
     """
     if len(values) > 1:
         option = param.opts[-1]
-        raise UsageError(f"{option} twice: one {option} takes several files, as in {option} '{{a.txt,b.txt}}'")
+        raise UsageError(f"{option} twice: give all files to one {option}, as in {option} '{{a.txt,b.txt}}'")
     value = values[0] if values else None
     if value is None or (value not in ("", "-") and (not os.path.exists(value) or os.path.isfile(value))):
         return value
@@ -161,14 +161,16 @@ def list_file(ctx: click.Context, param: click.Parameter, values: tuple[str, ...
     if os.path.isdir(value):
         raise UsageError(f"{option} {value}: is a directory")
     if ctx.info_name in ("mount", "image"):
-        raise UsageError(f"{option} {value}: a mount reads the list again when it changes: write it into a file")
+        raise UsageError(
+            f"{option} {value}: a mount reads the list again after a change: write the list into a file"
+        )
     import tempfile
 
     ctx.with_resource(ended_in_order())
     directory = tempfile.TemporaryDirectory(prefix="wdsfs-keys-")
     try:
         copy = copy_list(value, option, directory.name)
-    except BaseException as error:  # an interrupt, too: click closes no context whose options are being read
+    except BaseException as error:  # also an interrupt: click closes no context while it reads the options
         directory.cleanup()
         if isinstance(error, OSError):
             raise UsageError(f"{option} {value}: {error.strerror}") from None
@@ -269,7 +271,7 @@ view_options = gather_options("tree", _plain_tree, group_in_section(SHOWN, _view
 
 decode_members_is_gone = retired("--decode-members", "decode compressed members in the loader, or with zcat FILE")
 
-# Of a command that shows no tree, and so has no layout.
+# Of a command that shows no tree: without a layout and its classes.
 _FOR_COLUMNS = {name: option for name, option in _COMPOSITION.items() if not name.startswith("class_")}
 composition_options = all_of(gather_options("composition", _composition, _FOR_COLUMNS), decode_members_is_gone)
 
