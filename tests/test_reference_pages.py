@@ -91,17 +91,21 @@ def test_versions_of_linux_are_those_of_the_program() -> None:
 
 
 def test_every_row_says_how_it_is_known() -> None:
-    for title in ("Linux", "Around it", "Containers"):
+    for title in ("Linux", "Python, libraries, distributions", "Containers"):
         for row in rows(title):
             assert any(word in row[-1] for word in KNOWN), row
-    assert [row for row in rows("Around it") if row[0].startswith("Python ") and row[-1] == "tested"]
+    assert [
+        row
+        for row in rows("Python, libraries, distributions")
+        if row[0].startswith("Python ") and row[-1] == "tested"
+    ]
 
 
 @pytest.mark.skipif("WDSFS_REQUIRE_FUSE" not in os.environ, reason="this machine runs no continuous integration")
 def test_what_runs_the_tests_is_known() -> None:
     """Where continuous integration passes, no row says that nobody has tried it."""
     linux = host.kernel_version()[:2]
-    around = {row[0]: row[-1] for row in rows("Around it")}
+    around = {row[0]: row[-1] for row in rows("Python, libraries, distributions")}
     python = platform.python_version().rpartition(".")[0]
     names = [name for name in around if name.startswith("Python") and re.search(rf"\b{re.escape(python)}\b", name)]
     assert names, python
