@@ -73,9 +73,9 @@ def batch_of_pixels(samples: Iterable[Sample]) -> Batch:
 
 
 def content(sample: Sample, column: str) -> bytes:
-    """Of wids the columns have a dot in front, and are streams."""
+    """Of wids the columns have a dot in front, and are streams; litdata gives views of memory."""
     value = sample[column] if column in sample else sample[f".{column}"]
-    return value if isinstance(value, bytes) else bytes(value.read())
+    return bytes(value.read() if hasattr(value, "read") else value)
 
 
 def decoded(file: Any) -> Any:

@@ -34,6 +34,7 @@ MODULES = {
 }
 FORMATS = ("mosaic", "litdata", "energon")  # what reads no shards until they are converted
 REMOTE_SHARDS = 8
+LIMIT = 3  # of the limit for a step: an epoch reads, decodes or converts 2 GB
 COLD, REMOTE = "cold disk, files of 76 kB", "store at 20 ms, decoding"
 
 Environment = dict[str, str] | None
@@ -85,6 +86,7 @@ def training(bench: Bench) -> None:
         _cold_cat(bench, data)
         for way in ways:
             with bench.attempt_at(NAMES.get(way, way)):
+                bench.say(f"cold epoch: {NAMES.get(way, way)}")
                 _cold_epoch(bench, way, data)
     _from_store(bench, data)
     _read_again(bench)
@@ -138,7 +140,7 @@ def _loader(
     own = os.environ | {"WDSFS_INDEX_DIR": str(data.directory.parent / "loader-index")}
     here = (env or own) | {"PYTHONPATH": str(Path(__file__).parent.parent)}
     words = [work, str(epochs), way, *map(str, places)]
-    out = run(sys.executable, "-m", "bench.loader", *words, limit=bench.limit, env=here)
+    out = run(sys.executable, "-m", "bench.loader", *words, limit=LIMIT * bench.limit, env=here)
     report: dict[str, Any] = json.loads(out.splitlines()[-1]) if work != "make" else {}  # peers print, too
     samples = data.count // 2
     if any(count != samples for count in report.get("counts", ())):
