@@ -119,8 +119,8 @@ def comments(source: str) -> Iterator[Text]:
         yield Text(end[0] - len(lines) + 1, "\n".join(lines))
 
 
-def messages(tree: ast.Module) -> Iterator[Text]:
-    """Yield the texts with three spaces or more; "X" stands for each value in one."""
+def messages(tree: ast.Module, spaces: int = 3) -> Iterator[Text]:
+    """Yield the texts with so many spaces or more; "X" stands for each value in one."""
     inner = {id(node) for node in docstrings(tree)}
     for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr):
@@ -130,7 +130,7 @@ def messages(tree: ast.Module) -> Iterator[Text]:
             words = node.value
         else:
             continue
-        if words.count(" ") >= 3:
+        if words.count(" ") >= spaces:
             yield Text(node.lineno, words)
 
 
