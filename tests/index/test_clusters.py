@@ -187,7 +187,7 @@ def test_loky(home: Path) -> None:
     """An executor of another library, which breaks as a whole when one of its processes dies."""
     need_tool("loky")
     said = drive(home, "loky:get_reusable_executor", "deadly", "all")
-    assert "a worker of loky:get_reusable_executor has died; its work is repeated" in said
+    assert "a worker of loky:get_reusable_executor has died: repeating its work" in said
     assert "Traceback" not in said
     assert_same(home, everything=True)
     assert_killed(home)

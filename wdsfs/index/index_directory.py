@@ -68,14 +68,14 @@ def open_or_replace(home: Path, notices: list[str]) -> lmdb.Environment:
         env = open_env(home)
     except DAMAGE as error:
         what = "not trusted" if isinstance(error, _NotTrusted) else "damaged"
-        notices.append(f"the index in {home} is {what} ({error}); it is rebuilt")
+        notices.append(f"the index in {home} is {what} ({error}), so it is rebuilt")
     else:
         version = _version_of(env)
         if version == _FORMAT:
             return env
         env.close()
-        if not version.isdigit():  # that of another release is made again without a word: it is a cache
-            notices.append(f"the files in {home} are not an index of wdsfs; they are replaced")
+        if not version.isdigit():  # an index of another release is made again without a notice: it is a cache
+            notices.append(f"the files in {home} are not an index of wdsfs, so they are replaced")
     remove(home)
     return open_env(home)
 
@@ -231,8 +231,8 @@ def _temporary_directory() -> tempfile.TemporaryDirectory[str]:
 
 log = logging.getLogger(__name__)
 
-_open_homes: dict[Path, IndexDirectory] = {}  # those that this process uses, by path; closed ones are opened again
-_reopening = threading.Lock()  # LMDB refuses a second environment: users of one directory may come at once
+_open_homes: dict[Path, IndexDirectory] = {}  # by path; closed ones are opened again
+_reopening = threading.Lock()  # LMDB refuses a second environment, and two threads may open one at once
 
 
 class IndexDirectory:
@@ -311,12 +311,12 @@ class IndexDirectory:
                     remove(self.path)
                 self._retired, self._env = self.env, open_env(self.path)
                 self._data_inode = data_inode(self.path)
-                self._say(f"the index in {self.path} is damaged ({error}); it is rebuilt")
+                self._say(f"the index in {self.path} is damaged ({error}), so it is rebuilt")
                 return
         elif can_read:
             self.full, self._full_path = self.env, self.path
         # LMDB calls it an input/output error when a write stops half-way.
-        full = "; its disk is full" if is_full(self.path) else ""
+        full = ": the disk is full" if is_full(self.path) else ""
         why = f"the index in {self.path} cannot be used ({error}{full})"
         _open_homes.pop(self.path, None)
         self._env, self.path, self._temporary = temporary_env()
@@ -352,7 +352,7 @@ class IndexDirectory:
             self._temporary = None
 
     def reopened(self) -> IndexDirectory:
-        """Return the same, after `close`, in this process; a temporary directory is not deleted by it."""
+        """Return the same, after `close`, in this process, which does not delete a temporary directory."""
         home = _open_at(self.path, [])
         home.log_notices()
         if home._temporary is None and self._full_path is not None:
@@ -366,7 +366,7 @@ def open_directory(directory: Path | None = None) -> IndexDirectory:
     """Open the index in `directory` (default: `WDSFS_INDEX_DIR`, else the user's cache directory).
 
     If anything is wrong with it, the notices say what was done. Raises IndexUnusable only if even a temporary
-    one cannot be made. What this process has open already is shared, as LMDB wants it.
+    one cannot be made. A directory that this process has open already is shared, as LMDB requires.
     """
     chosen = directory or (Path(setting("INDEX_DIR")) if setting("INDEX_DIR") else None)
     home = Path(os.path.abspath(chosen or host.cache_dir()))

@@ -2,9 +2,8 @@
 
 LMDB trusts its file: a damaged page can make it crash, hang, or hand out a page that is in use. Its format has no
 checksums. So before an index is used, this checks all that LMDB would follow blindly: the two meta pages, every
-branch and leaf page with the place of each node and the order of the keys, the extents of large values, and the
-lists of free pages, which must not name a page in use. The values are not checked here: they have checksums
-of their own.
+branch and leaf page with the place of each node and the order of the keys, and the extents of large values. The
+lists of free pages must not name a page in use. The values have checksums of their own, and are not checked here.
 
 Knows the file format of LMDB 0.9 on 64-bit machines (mdb.c: MDB_page, MDB_node, MDB_meta) as far as one plain
 database needs it. Others may write to the file meanwhile: the pages that belong to a snapshot stay as they are
@@ -24,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-KEY_MAX = 64  # bytes of a key; those of the index have 17
+KEY_MAX = 64  # bytes of a key; keys of the index have 17
 LEVELS_MAX = 32  # levels of a tree; LMDB's own limit
 SPARE_PAGES = 1 << 20  # pages past the end of the file that may count as given out: a bound on nonsense
 AT_ONCE = 4096  # pages that are checked together
@@ -33,7 +32,7 @@ _PAGE_HEADER = 16  # page number (8 bytes), pad (2), flags (2), end of the slots
 _NODE = 8  # size (4; of a branch's node the child, 6), flags (2), bytes of the key (2); the key; the value
 _BRANCH, _LEAF, _OVERFLOW, _META = 1, 2, 4, 8  # flags of a page
 _BIG = 1  # flag of a node: its value is elsewhere, its data the number of the first page
-_INTEGER_KEYS = 8  # flag of a tree; that of the free pages has it, the other none
+_INTEGER_KEYS = 8  # flag of a tree; the tree of free pages has it, the other tree has none
 _NONE = (1 << 64) - 1
 _MAGIC, _VERSION = 0xBEEFC0DE, 1
 _META_PAGE = struct.Struct("=QHHHHIIQQ" + 2 * "IHHQQQQQ" + "QQ")
@@ -103,8 +102,8 @@ def check_extent(value: memoryview, small: memoryview, page_size: int) -> None:
     """Check the header in front of a value of LMDB's before that is replaced. Raises Damaged.
 
     A large value's header says which pages LMDB frees with it. `check` leaves it out, because it lies with the
-    value, and reading a page of each value would take long. `small` is another value, in a page of a tree; it
-    shows where in memory the file begins.
+    value, and reading a page of each value would take long. `small` is another value, in a page of a tree: its
+    address shows where in memory the file begins.
     """
     address, known = _address(value), _address(small)
     if address % page_size == _PAGE_HEADER:

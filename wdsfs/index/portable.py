@@ -1,15 +1,15 @@
 """Portable indexes in use: finds the records in `*.wdsidx` files that still match the shards of a set.
 
-The index looks here for records that LMDB does not have; a shard without a record here either is indexed. A row
-was written on another machine, so inode and ctime are not compared. The row is of *the same* shard if the sizes
-are equal, and either its store gives the same ETag, or the mtimes are equal in the unit of the coarser clock. If
-only the sizes are equal, the shard may have been *moved* (copied without its times, uploaded): then headers
-decide, some at first, and that of each member when it is read. `Match` is the one home of this decision.
+The index looks here for records that LMDB does not have. A shard without a record in either is indexed. A row was
+written on another machine, so inode and ctime are not compared. The row is of *the same* shard if the sizes are
+equal, and so are the ETags of its store, or the mtimes in the unit of the coarser clock. If only the sizes are
+equal, the shard may have been *moved* (copied without its times, uploaded). Then headers decide: some at first,
+and those of each member when it is read. `Match` is the one home of this decision.
 
 A file that nobody else can write, on a disk of this machine, is mapped, and its records are used in place. Of any
 other (in a store, on a network file system, of another user) a record is copied into LMDB when it is first needed:
-a map of a file that another machine replaces ends in a signal, and what another user can write may change after it
-was checked.
+a map of a file that another machine replaces ends in a signal, and bytes that another user can write may change
+after the check.
 
 Threads: as `index/store.py`.
 """
@@ -58,7 +58,7 @@ CHANGED_NAMED_MAX = 3  # shards that a remark names
 
 _TIME_UNITS = (1, 100, 1_000, 1_000_000)  # ns: the clocks of file systems and of copying tools
 _SECOND = 1_000_000_000  # ns
-_CONTENT_ETAG = re.compile(r'"[0-9a-f]{32}(?:-\d+)?"')  # of S3 and what is like it: an MD5, or one of the parts
+_CONTENT_ETAG = re.compile(r'"[0-9a-f]{32}(?:-\d+)?"')  # of S3 and stores like it: an MD5, or one of the parts
 
 
 class Match(enum.Enum):
@@ -78,7 +78,7 @@ class Match(enum.Enum):
 
     @staticmethod
     def of_object(row: Row, shown: str, whole: str, pin: Pin) -> Match:
-        """Compare a row, whose shard was at `whole` when it was made, with the object that is at `shown` now."""
+        """Compare a row with the object at `shown`. The shard was at `whole` when the row was made."""
         match = Match.of(row, pin)
         if match is Match.OTHER or not (row.pin.strong_etag and pin.strong_etag):
             return match
@@ -90,8 +90,8 @@ class Match(enum.Enum):
 def _same_time(first: int, second: int) -> bool:
     """Return True if two times (ns) are equal, as far as the coarser of the two is known.
 
-    A time of whole seconds says nothing: tools that pin the times of what they write give it to every version of a
-    shard, and tars, whose sizes are rounded, are often of one size.
+    A time of whole seconds alone proves nothing: tools that pin the times of their files give it to every version
+    of a shard, and tars, whose sizes are rounded, are often of one size.
     """
     return bool(first % _SECOND and second % _SECOND) and any(
         first // unit == second // unit and not (first % unit and second % unit) for unit in _TIME_UNITS
@@ -122,7 +122,7 @@ class PortableIndex:
 
         None for one that is not listed, or read otherwise.
         """
-        if not self._mark and key in self._numbers:  # the key of what is read plainly is its path
+        if not self._mark and key in self._numbers:  # the key of a shard that is read plainly is its path
             return self._numbers[key]
         path = path_in_key(key)
         if key[len(path) :] != self._mark:
@@ -159,7 +159,7 @@ class PortableIndex:
             row, pin = self.file.row(number), DOOR.remote.pin_of(path)
             whole = row.path if "://" in row.path else self.file.base() + row.path
             match = Match.of_object(row, os.fsdecode(path), whole, pin)
-            if is_output(path):  # nothing says that the command gives the same again
+            if is_output(path):  # the command may give other bytes the next time
                 match = Match.OTHER
         else:
             match = Match.of(self.file.times(number), now)
@@ -288,7 +288,7 @@ def fits(record: Record, member: int, tar: TarBytes) -> bool:
 
 def confirmed(record: Record, member: int, tar: TarBytes) -> bool:
     """Check a member of a moved shard, as `fits` does, before it is read; note in the record that it fits."""
-    if not isinstance(tar, int):  # the content is wanted next: one request for both
+    if not isinstance(tar, int):  # the content is read next: one request for both
         place = record.member(member)
         tar.pread(min(place.data + place.size - place.head, FETCHED_MAX), place.head)
     if not fits(record, member, tar):
@@ -428,7 +428,7 @@ def path_in_key(key: bytes) -> bytes:
 
 
 def attached(shards: Sequence[Shard]) -> Portables:
-    """Return the indexes for these shards: those that list them, those of WDSFS_INDEX_FILE, and those beside them.
+    """Return the indexes for these shards: files that list them, those of WDSFS_INDEX_FILE, and those beside them.
 
     An unusable index is left out with a warning. Raises MissingShard for a named index that is not there.
     """
@@ -438,7 +438,7 @@ def attached(shards: Sequence[Shard]) -> Portables:
     for path in filter(None, setting("INDEX_FILE").split("\n")):
         _add(files, path)
     for path in _beside(shards):
-        with contextlib.suppress(MissingShard):  # removed within this moment
+        with contextlib.suppress(MissingShard):  # removed since it was listed
             _add(files, path)
     return Portables(list(files.values()))
 
@@ -453,13 +453,13 @@ def _add(files: dict[str, PortableIndex], path: str) -> None:
     except MissingShard:
         raise
     except OtherVersion as error:
-        log.warning("%s: its content %s; it is not used; renew it: wdsfs index --update %s", path, error, path)
+        log.warning("%s is not used, since its content %s: type wdsfs index --update %s", path, error, path)
     except (SpecError, ShardError) as error:
         log.warning("%s; the shards are indexed without it", error)
 
 
 def _beside(shards: Sequence[Shard]) -> list[str]:
-    """Return the indexes in the directories of these shards which are as trustworthy as the shards."""
+    """Return the indexes in the directories of these shards that are as trustworthy as the shards."""
     is_listed = any(shard.index_file for shard in shards)
     directories = {} if is_listed else dict.fromkeys(shard.path.rpartition(b"/")[0] for shard in shards)
     indexes: list[str] = []
@@ -500,7 +500,7 @@ def _is_trusted(path: bytes, shards: Sequence[Shard]) -> bool:
         open_to_others = status.st_mode & stat.S_IWOTH
     else:
         open_to_others = status.st_mode & (stat.S_IWOTH | stat.S_IWGRP)
-        if status.st_gid == own.st_gid:  # who may write the shards may write this
+        if status.st_gid == own.st_gid:  # users who may write the shards may write this
             open_to_others &= ~own.st_mode
     if stat.S_ISREG(status.st_mode) and owned and (who.everyone or not open_to_others):
         return True

@@ -1,4 +1,4 @@
-"""Writes a portable index: the records of a set, with what makes each of its shards known on other machines.
+"""Writes a portable index: the records of a set, with the times and ETags by which other machines know its shards.
 
 The same shards give the same bytes: nothing of this machine is in the file, no inode, no ctime, no time of its
 own. Records of an older portable index are copied in runs, by the kernel where it can, which shares them on file
@@ -208,7 +208,7 @@ def _send(writer: PortableWriter, target: bytes) -> int:
             DOOR.remote.upload(target, file.fileno(), replaces, lambda: None)
         except (ObjectExists, ObjectChanged):
             raise IndexUnusable(
-                f"{os.fsdecode(target)}: another program has written it meanwhile; it was left unchanged; repeat "
-                "the command if you want to replace it"
+                f"{os.fsdecode(target)}: another program has written it meanwhile, so it was left unchanged: "
+                "repeat the command to replace it"
             ) from None
         return os.fstat(file.fileno()).st_size

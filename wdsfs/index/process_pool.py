@@ -43,12 +43,13 @@ TOGETHER = 8  # remote shards that are worked at at the same time
 
 
 _START = (
-    "import os, sys, pickle; sys.stdin.buffer.peek(1) or os._exit(0); "  # at once its end: the parent has died
+    "import os, sys, pickle; sys.stdin.buffer.peek(1) or os._exit(0); "  # the pipe ends if the parent has died
     "sys.path[:] = pickle.load(sys.stdin.buffer); "
     "from wdsfs.index import process_pool; process_pool.work()"
 )
 
-# What is imported from where: as here, but without the start of `site`, which an editable installation needs.
+# Modules are imported from the same places as here, but without the start of `site`, which an editable
+# installation needs.
 _IMPORT_PATH = [str(Path(__file__).parents[2]), *sys.path]
 
 Item = TypeVar("Item")
@@ -122,7 +123,7 @@ def _by_workers(
 ) -> Generator[tuple[Shard, Result | ShardError], None, None]:
     """Yield each shard with `adopt(function(argument(shard)), fingerprint)`, or with the ShardError it gave.
 
-    The fingerprint is that which the shard had here before the worker looked at it. A worker that sees another
+    The fingerprint is the one that the shard had here before the worker looked at it. A worker that sees another
     shard gives StaleMount. Raises as `spread`.
     """
     seen: dict[bytes, Fingerprint] = {}
@@ -159,7 +160,7 @@ def seen_here(path: bytes) -> SeenShard:
 
 def _settled(path: bytes) -> Fingerprint:
     """Return the fingerprint of a file, which another write from now on changes."""
-    with contextlib.suppress(OSError):  # which the fingerprint says
+    with contextlib.suppress(OSError):  # the fingerprint has this time
         wait_for_tick(os.stat(path))
     return Fingerprint.at(path)
 
@@ -339,7 +340,7 @@ def work() -> None:
             pickle.dump(outcome, replies)
             replies.flush()
         except (EOFError, BrokenPipeError, pickle.UnpicklingError):
-            os._exit(0)  # nobody reads what is not sent yet
+            os._exit(0)  # nobody reads the rest
 
 
 def _outcome(function: Callable[[Any], Any], unit: Any) -> tuple[Any, BaseException | None]:

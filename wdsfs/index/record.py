@@ -4,13 +4,13 @@
 machine. `Record` answers questions about it from the packed columns, without decoding them into Python objects: a
 record of a million samples costs no more memory to open than one of ten.
 
-Folders (the directories of member names) and entries (a run of adjacent members with the same key, or a
-single member that is in no sample, a *stray*) are numbered so that the children of a folder are neighbours,
-and within a folder they stand in the order of the tar; so do the members of an entry. A column of sorted
-CRC-32 sums of the whole path finds a name by bisection. docs/reference/formats.md shows the bytes.
+Folders are the directories of member names. An entry is a run of adjacent members with the same key, or a *stray*:
+a single member that is in no sample. Both are numbered so that the children of a folder are neighbours, in the
+order of the tar; so are the members of an entry. A column of sorted CRC-32 sums of the whole path finds a name by
+bisection. docs/reference/formats.md shows the bytes.
 
-What a child is called differs from its plain name only where a name is odd or taken: an *alias*, of which there
-is a table for each of the three domains (kinds of listing) in which names can collide:
+A child whose plain name is odd or taken is shown under another name, an *alias*. Names can collide in three
+domains (kinds of listing), and each has a table of aliases:
 
 | domain      | lists                           | so a directory holds                                        |
 |-------------|---------------------------------|-------------------------------------------------------------|
@@ -135,8 +135,8 @@ class _SortedMembers(NamedTuple):
 class Record:
     """A record, read in place from `buffer`, which must outlive it.
 
-    Many are open at a time. What is made of columns is made when it is first needed, and can be dropped again
-    (`rest`).
+    Many are open at a time. Attributes that are made of columns are made at their first use, and can be dropped
+    again (`rest`).
 
     Raises ValueError when the buffer holds no record of this format or its checksum is wrong (`verify`).
     """
@@ -214,7 +214,8 @@ class Record:
     def rest(self) -> None:
         """Free the attributes that were made; the next use makes them again.
 
-        The few that reading needs are kept: a shuffled pass over many shards needs those of each again and again.
+        The few that reading needs stay: a shuffled pass over many shards needs them for each shard again and
+        again.
         """
         if len(self.made) > FEW_MADE:
             for name in self.made:

@@ -304,7 +304,7 @@ class _AliasFinder:
 
 
 def _assign(parent: int, children: list[tuple[int, bytes]], taken: Iterable[bytes] = ()) -> list[Alias]:
-    """Give each child of a directory a name of its own; return the aliases of those that need one.
+    """Give each child of a directory a name of its own; return the aliases of the children that need one.
 
     Semantics decision: the first child (in the order given) that wants a name gets it; a later one gets the
     lowest free `name~N`, N from 2. Nothing is hidden. Names in `taken` are not free.

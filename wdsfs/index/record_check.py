@@ -1,8 +1,8 @@
 """Checks a record that others have made: it cannot lead outside, run in a circle, or claim more than it has bytes.
 
-A checksum finds damage, not intent: the writer of a portable index can make a right checksum for any bytes. What
-passes here may still be wrong, as a wrong tar may be. A question to it may then get a wrong answer about the same
-shard, or an exception, which a mount answers with EIO. Whether a record is true of its shard is for
+A checksum finds damage, not intent: the writer of a portable index can make a right checksum for any bytes. A
+record that passes here may still be wrong, as a wrong tar may be. A question to it may then get a wrong answer
+about the same shard, or an exception, which a mount answers with EIO. Whether a record is true of its shard is for
 `index/portable.py` to check.
 """
 
@@ -17,9 +17,9 @@ from wdsfs.errors import MALFORMED
 from wdsfs.index.record import Record
 from wdsfs.tar.headers import BLOCK, DEPTH_MAX
 
-_PLACE_MAX = 1 << 62  # bytes: of an offset, and of what is added to it
+_PLACE_MAX = 1 << 62  # bytes: of an offset, and of a size that is added to it
 _BLOCK_MAX = _PLACE_MAX // BLOCK // 4
-_NAMES = {b"", b".", b".."}  # which no file can have
+_NAMES = {b"", b".", b".."}  # no file can have these names
 
 
 class UnsoundRecord(ValueError):
@@ -87,7 +87,7 @@ def _check_folders(record: Record) -> None:
 
 
 def _check_columns(record: Record) -> None:
-    """Check what has a number for each folder, entry or member."""
+    """Check the sections with a number for each folder, entry or member."""
     for kind, count, names in (("folder", record.folders, ("prefix",)), ("entry", record.entries, ())):
         for name in ("flags", "hash", *names):
             _numbers(record, f"{kind}.{name}", count, 1 << 32)

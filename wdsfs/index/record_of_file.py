@@ -36,7 +36,7 @@ BYTES_PER_HOP = 10 << 20
 
 
 class ScanReader:
-    """A remote shard (or what reads like one) for a scan, as `source.TarReader`.
+    """A remote shard, or another `source.TarReader`, for a scan.
 
     `together` is how many shards are scanned at the same time.
     """
@@ -176,9 +176,9 @@ def _wait_for_writer(path: bytes, deadline: float) -> None:
 # Semantics decision: a new file that is damaged, or has no end yet, may be one that is being written, until it has
 # not changed for this time. Of a compressed one the end cannot be seen, so it has to rest first.
 SETTLED_SECONDS, RESTED_SECONDS = 30.0, 5.0
-AHEAD_SECONDS = 60.0  # of a time ahead of this clock by more than that nothing can be concluded
+AHEAD_SECONDS = 60.0  # a time that is further ahead of this clock proves nothing
 BEING_WRITTEN = (
-    f"a program may be writing it; it is shown when it is complete, or has not changed for {SETTLED_SECONDS:g} s"
+    f"a program may be writing it, so it is shown when it is complete or has not changed for {SETTLED_SECONDS:g} s"
 )
 END = bytes(1024)  # of a complete tar
 
@@ -186,7 +186,7 @@ END = bytes(1024)  # of a complete tar
 def rest_of(path: bytes) -> float | None:
     """Return how long (s) to wait before reading a file; None if it can be read now."""
     try:
-        with open_beside(path) as file:  # which does not wait for the writer of a pipe
+        with open_beside(path) as file:  # stat does not wait for the writer of a pipe
             size = os.fstat(file.fileno()).st_size
             if streams.compression(os.pread(file.fileno(), 512, 0)) is not None:
                 return _until(path, RESTED_SECONDS)

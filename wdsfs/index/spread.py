@@ -281,8 +281,8 @@ def spread(
 ) -> Generator[tuple[Item, Any | ShardError], None, None]:
     """Yield each item with its result, or the ShardError that it gave, in any order.
 
-    Any other error ends the work, and so does closing the generator: what has not begun is cancelled. Raises
-    ExecutorUnusable.
+    Any other error ends the work, and so does closing the generator: units that have not begun are cancelled.
+    Raises ExecutorUnusable.
     """
     spreading = _Spreading(workers, job, items)
     try:
@@ -299,7 +299,7 @@ class _Spreading(Generic[Item]):
         self._lost: deque[_Unit[Item]] = deque()  # to be tried again, each alone
         self._suspected = False  # one of `_lost` has broken the executor
         self._ready: deque[tuple[Item, Any | ShardError]] = deque()
-        self._seconds = 0.0  # that a unit takes, about
+        self._seconds = 0.0  # seconds that a unit takes, about
         self._count = self._barren = 0
         self._limit = workers.in_flight()
         self._options = options()
@@ -345,7 +345,7 @@ class _Spreading(Generic[Item]):
         return batch
 
     def _prepare(self, unit: _Unit[Item]) -> bool:
-        """Make what is sent; False if the item has its result already, which is an error."""
+        """Make the unit of an item; False if that raises an error, which is the item's result then."""
         try:
             unit.sent = self._job.prepare(unit.item)
         except ShardError as error:
@@ -411,7 +411,7 @@ class _Spreading(Generic[Item]):
         If these units were all that was under way, they are the suspect.
         """
         self._note_barren(error)
-        log.warning("a worker of %s has died; its work is repeated", self._workers.name)
+        log.warning("a worker of %s has died: repeating its work", self._workers.name)
         alone = suspect and self._suspected and len(units) == 1
         lost = [units]
         for future, others in self.running.drain():
@@ -437,6 +437,6 @@ class _Spreading(Generic[Item]):
         self._barren += 1
         if self._barren > BARREN:
             raise ExecutorUnusable(
-                f"--executor {self._workers.name}: all its workers die ({type(error).__name__}); what is finished "
-                "is kept: repeat the command when it works again"
+                f"--executor {self._workers.name}: all its workers die ({type(error).__name__}); finished work "
+                "is kept: repeat the command when the executor works again"
             ) from error

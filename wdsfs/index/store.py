@@ -1,10 +1,10 @@
 """The index: records of shards, kept in LMDB between mounts and shared by every mount and command.
 
-One environment holds, for each shard, a `Summary` (small, fixed, read for every shard of a set when it is
-mounted) and a record (`index/record.py`, read in place when the shard is first used). The key is a digest of the
-shard's absolute path; what makes an entry valid is its fingerprint, not the key.
+One environment holds, for each shard, a `Summary` (small, fixed, read for every shard of a set when it is mounted)
+and a record (`index/record.py`, read in place when the shard is first used). The key is a digest of the shard's
+absolute path. An entry is valid if its fingerprint is that of the shard.
 
-What it does not have, portable indexes may have (`index/portable.py`); what they do not have either is built.
+Portable indexes (`index/portable.py`) may have records that LMDB does not have. All others are built.
 
 Nothing in it is trusted: every value has a checksum, and a damaged one counts as missing. What happens when the
 directory is bad is decided in `index/index_directory.py`.
@@ -97,7 +97,7 @@ class Index:
 
     def __init__(self, home: IndexDirectory, portables: Portables | None = None) -> None:
         self._home = home
-        self.portables = portables or Portables()  # asked for what is not here
+        self.portables = portables or Portables()  # are asked for records that are not here
         self.failures: dict[bytes, str] = {}  # by key: shards that `refresh` could not read, and why
         self._whole: set[bytes] = set()  # keys of shards without damage, as `stale` has found them
         self._txns: list[lmdb.Transaction] = []
@@ -142,14 +142,14 @@ class Index:
             except lmdb.Error:  # damaged since it was opened; the shard is indexed again
                 continue
             if value is not None:
-                return memoryview(value) if len(value) else None  # an empty one hides what the full one has
+                return memoryview(value) if len(value) else None  # an empty value hides that of the full one
         return None
 
     def summary(self, path: bytes, fingerprint: Fingerprint | None = None) -> Summary | None:
         """Return the summary of the shard at `path` with this fingerprint; by default the last known one.
 
         For a shard that is not read plainly (`Shard.key`), and for a record of a view (`ViewSet`), the path is
-        followed by a NUL and what distinguishes it from others.
+        followed by a NUL and the options that distinguish it from others.
         """
         stored = self._stored_summary(path)
         if fingerprint is None:
@@ -265,7 +265,7 @@ class Index:
     # --- writing
 
     def forget(self, path: bytes) -> None:
-        """Drop what is stored for a shard, even if its fingerprint is right."""
+        """Drop the record of a shard, even if its fingerprint is right."""
         self._whole.discard(path)
         self.portables.refuse(path)
         self._write([(b"s" + _digest(path), None), (b"r" + _digest(path), None)])
@@ -332,8 +332,8 @@ class Index:
 
         Records of portable indexes are copied; returns how many.
 
-        `on_done` is called for each finished shard, with its summary or with why it could not be read. What is
-        finished is kept if this is interrupted. `needed` is what `stale` was asked with.
+        `on_done` is called for each finished shard, with its summary or with why it could not be read. An
+        interrupt keeps the records that are finished. `needed` is what `stale` was asked with.
         """
         known: set[bytes] = set()
         if self.portables.files:
@@ -389,7 +389,7 @@ class Index:
         """
         self.renew()
         gone, keys = [], set()
-        remote: dict[bytes, list[bytes]] = {}  # what is kept of each remote shard
+        remote: dict[bytes, list[bytes]] = {}  # the stored entries of each remote shard
         with self._home.env.begin(buffers=True) as txn, txn.cursor() as cursor:
             for key, value in cursor if cursor.set_range(b"s") else ():
                 if bytes(key[:1]) != b"s":
@@ -406,7 +406,7 @@ class Index:
                     keys.add(key_of(path, Fingerprint.at(path)))
                 except MissingShard:
                     gone.append(bytes(key[1:]))
-                except UnreadableShard:  # for now, and as far as is known it is as it was
+                except UnreadableShard:  # for now: the store did not say that the object is missing
                     keys.add(key_of(path, unsealed[0].fingerprint))
         gone += [digest for path in objects.gone(list(remote)) for digest in remote[path]]
         self._write([(kind + digest, None) for digest in gone for kind in (b"s", b"r")])
@@ -424,9 +424,9 @@ class Index:
     ) -> bytes:
         """Make a table over a set, unless it is kept for shards with these fingerprints; returns its key.
 
-        `kind` says which table it is, `paths` are the keys under which the records of the shards are stored,
-        `fingerprints` those of the shards now, GONE for one without a record. `build` returns the fingerprints
-        that it has seen, and the table.
+        `kind` says which table this is. `paths` are the keys under which the records of the shards are stored, and
+        `fingerprints` the present ones of the shards, GONE for a shard without a record. `build` returns the
+        fingerprints that it has seen, and the table.
         """
         key = _table_key(kind, paths)
         value = self._get(key)
@@ -483,7 +483,7 @@ class Index:
         """
         self.renew()
         self._whole.clear()
-        self.portables = Portables()  # which closes its files
+        self.portables = Portables()  # deleting closes its files
         if self._home.left():
             self.suspend()
             self.discard()

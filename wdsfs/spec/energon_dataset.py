@@ -2,8 +2,8 @@
 
 Sources: Megatron-Energon, `flavors/webdataset/metadata.py`; `MetadatasetV2` (`metadataset_v2.py`), `Metadataset`
 (`metadataset.py`). docs/reference/formats.md has the fields. Metadata that another user has written names nothing
-outside of its dataset: who names a directory does not name its files. What a mount cannot follow of a metadataset,
-weights and repetitions, is listed by `parts_of`.
+outside of its dataset: a user who names a directory does not trust the files in it. `parts_of` lists the parts of
+a metadataset that a mount cannot follow: weights and repetitions.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ def dataset_at(directory: str) -> str | None:
         return parent
     try:
         return directory if _first(directory, INFO) else None
-    except DeniedObject:  # what is wrong is said of the directory, when it is listed
+    except DeniedObject:  # the listing of the directory reports what is wrong
         return None
     except Unreachable as error:
         raise objects.not_listed(error) from None
 
 
 def read_shards(dataset: str, split: str | None, split_file: str | None = None) -> Iterator[Word]:
-    """Yield the shards of a prepared dataset, of one split or all, without those that its split file excludes.
+    """Yield the shards of a prepared dataset, of one split or all, except for shards that its split file excludes.
 
-    Semantics decision: the order is that of the split, without one that of `.info.json`, as in Energon. Without
-    --split these are all shards that are not excluded, also those in no split: this is the whole dataset.
+    Semantics decision: the order is that of the split, and without a split that of `.info.json`, as in Energon.
+    Without --split the shards are the whole dataset: all that are not excluded, also shards in no split.
 
     Raises SpecError, UnreadableShard.
     """
@@ -92,8 +92,8 @@ def _leads_out(name: str) -> bool:
 def _require_own(info: str, place: Field) -> None:
     """Check that nobody else can have written a file that names a shard outside of its dataset.
 
-    Semantics decision: who may write in a directory of sets does not decide which files elsewhere a mount by root
-    shows, neither by a link nor by a name. Raises SpecError.
+    Semantics decision: a user who may write in a directory of sets cannot make a mount by root show files
+    elsewhere, neither by a link nor by a name. Raises SpecError.
     """
     try:
         trust.content(info, trust.behind_sudo())
@@ -174,7 +174,7 @@ class DatasetPart(NamedTuple):
     """A prepared dataset in a metadataset: its directory, split, and split file if it is not the usual one.
 
     `weight` is its weight in the split `of` of the metadataset, as written: `2`, or `2 repetitions`; in a nested
-    metadataset all weights on the way.
+    metadataset, all weights on the way.
     """
 
     path: str
@@ -302,7 +302,7 @@ class _Reader:
 
 
 def _weight(item: Field, unit: str) -> str:
-    """Return a weight as it is shown. Raises SpecError for what is not a number."""
+    """Return a weight as it is shown. Raises SpecError if it is not a number."""
     field = item.get(unit)
     text = "1" if field is None else field.text()
     try:

@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 # From this many shards in one directory on, listing it beats one stat per shard. Measured with 100,000 shards
 # on ext4: 0.08 s against 0.27 s; on a network file system a stat is a round trip and a listing is not.
 LISTING_PAYS = 64
-# ... unless the directory holds far more than was asked for: the listing is given up at this ratio.
+# ... unless the directory holds far more names than the shards: the listing is given up at this ratio.
 LISTING_RATIO = 16
 WITHOUT_MISSING = "; --allow-missing goes on without such shards"
 IMAGE_SUFFIX = ".erofs"
@@ -71,7 +71,7 @@ def existing_files(
 def present_files(words: list[Word], split: str | None, base: str | None) -> list[Word]:
     """Return words as `_existing_files`, without those of missing files. Raises MissingShard if all are missing.
 
-    What is not a regular file is returned, too: it cannot be read, and the others can.
+    Paths that are not regular files are returned, too: the other shards can be read.
     """
     shards, missing = _files(words, split, base, None, special=True)
     if len(missing) == len(shards):
@@ -140,7 +140,7 @@ def _shard_words(
 
 
 def _missing_shards(missing: list[Word], total: int, way_out: str = "") -> SpecError | MissingShard:
-    """Return the error for missing shards; its text ends in the way out."""
+    """Return the error for missing shards, whose text ends with the way out."""
     if is_elsewhere(missing[0].path):
         origin = f"{missing[0].origin}: " if missing[0].origin else ""
         return SpecError(origin + NOT_READ.format(objects.without_secrets(missing[0].path)))
@@ -155,7 +155,7 @@ def _missing_shards(missing: list[Word], total: int, way_out: str = "") -> SpecE
 
 
 def _refused_shards(missing: list[Word], refused: dict[str, ShardError], total: int, way_out: str) -> ShardError:
-    """Return the error for shards of which some are refused by their stores; it ends in the way out."""
+    """Return the error for shards of which stores refuse some. Its text ends with the way out."""
     first = next(iter(refused.values()))
     if total == 1:
         return first
@@ -317,7 +317,7 @@ def _contents(directory: str) -> dict[str, int | None]:
     shards = {path: mode for path, mode in modes.items() if mode is None or not stat.S_ISDIR(mode)}
     if not shards:
         mounted = os.path.isdir(os.path.join(directory, ".wdsfs"))
-        hint = "; it is a mount of wdsfs: name its shards instead" if mounted else _advice_on(directory)
+        hint = ": it is a mount of wdsfs, so name its shards instead" if mounted else _advice_on(directory)
         raise NoMatch(f"the directory {directory!r} holds no shard, such as x.tar or x.tar.gz{hint}")
     return shards
 
@@ -332,7 +332,7 @@ def _advice_on(directory: str) -> str:
     first = next(others, "")
     if first.endswith(SHARD_SUFFIXES):
         pattern = shlex.quote(os.path.join(glob.escape(directory), "**/*.tar"))
-        return f"; those in directories inside it are {pattern}"
+        return f"; {pattern} names the shards in directories inside it"
     return f"; to make shards of its files: wdsfs pack {shlex.quote(directory)} -o 'set-%06d.tar'" if first else ""
 
 

@@ -158,10 +158,10 @@ def names_of(paths: list[bytes]) -> list[bytes]:
     sum of a query: `x.tar?download=true` alone is `x`; of several that differ in the query each keeps its sum.
     Semantics decision: shards of equal names get the shortest trailing path that no other of them has, its
     components joined by `--`: `a/train-0.tar` and `b/train-0.tar` are `a--train-0` and `b--train-0`. Only the
-    clashing ones are lengthened. `--`, because it needs no quoting in any shell.
-    Semantics decision: what is longer than 255 bytes then is cut and marked by a checksum, as all names are.
-    Semantics decision: a lengthened name that is some shard's name already gets `~2`, `~3`, ... in the order
-    of the set. So do the outputs of commands that name no shard, which are all called `pipe`.
+    clashing ones are lengthened. `--`, because it needs no quoting in any shell. Semantics decision: a name that
+    is then longer than 255 bytes is cut and marked by a checksum, as all names are. Semantics decision: a
+    lengthened name that is some shard's name already gets `~2`, `~3`, ... in the order of the set. So do the
+    outputs of commands that name no shard, which are all called `pipe`.
     """
     stems = _stems(paths)
     depths = [
@@ -234,7 +234,7 @@ def _trailing(stem: bytes, depth: int) -> list[bytes]:
 
 
 def free_name(proposal: bytes, taken: set[bytes]) -> bytes:
-    """Return a name like `proposal`, of at most 255 bytes, that is not in `taken`; it is added to it."""
+    """Return a name like `proposal`, of at most 255 bytes, that is not in `taken`, and add it there."""
     name = names.shorten(proposal)
     number = 1
     while name in taken:

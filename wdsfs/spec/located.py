@@ -83,7 +83,7 @@ class Field(NamedTuple):
 
     def get(self, key: str) -> Field | None:
         """Return a value of this object by name, None if it is missing. Raises SpecError if this is no object."""
-        value = self._object().get(key, self)  # itself for what is not there: None is a value, too
+        value = self._object().get(key, self)  # itself if the name is missing: None is a value, too
         return None if value is self else Field(self.file, value, key, self)
 
     def need(self, key: str) -> Field:

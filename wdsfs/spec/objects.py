@@ -121,7 +121,7 @@ def is_file(path: str) -> bool:
 
 
 def is_listable(path: str) -> bool:
-    """Return True for a URL of a store that can list what is below it."""
+    """Return True for a URL of a store that can list the objects below it."""
     return is_url(path) and not is_command(path) and urls.parse(path).scheme not in WEB
 
 
@@ -137,7 +137,7 @@ def paths_of(text: str) -> list[str]:
     matches = _pinned_paths(shards_among(url.key, _matches(url), lambda match: match[0].key))
     if not matches:
         literal = _path_of(url)
-        if modes([literal])[literal] is not None:  # as for files: what is there is taken literally
+        if modes([literal])[literal] is not None:  # as for files: an existing name is taken literally
             return [literal]
         raise NoMatch(f"no object matches {url.shown!r}")
     return sorted(matches, key=os.fsencode)
@@ -291,9 +291,10 @@ def _past_stars(places: set[int], patterns: Sequence[str]) -> set[int]:
 
 
 def modes(paths: Sequence[str], refused: dict[str, ShardError] | None = None) -> dict[str, int | None]:
-    """Return the mode of what is at each path: a regular file, a directory for a final slash, None for nothing.
+    """Return the mode of each path: of a regular file, of a directory for a final slash, None if there is nothing.
 
-    Where a store refuses to say, that is noted in `refused`, with None as the mode. Raises ShardError without it.
+    Where a store refuses to say, the path is noted in `refused`, and its mode is None. Raises ShardError without
+    it.
     """
     known: dict[str, int | None] = {path: stat.S_IFDIR for path in paths if path.endswith("/")}
     unlisted: list[str] = []

@@ -1,11 +1,11 @@
 """The head of a portable index (`*.wdsidx`): which shards it lists, and where in the file their records are.
 
 One immutable file: a header, a table with a row for each shard, texts (paths, ETags), then the records. It names
-shards, so it stands wherever SHARDS stand; what is done with its records is decided in `index/portable.py`, which
-also says when a shard is still the one of its row. docs/reference/formats.md has the bytes.
+shards, so it stands wherever SHARDS stand. `index/portable.py` uses its records, and decides whether a shard is
+still the one of its row. docs/reference/formats.md has the bytes.
 
-Anybody may have written the file. So each number is compared with the size of the file before it is used, and what
-is not sound is a SpecError. Nothing of a record is read here.
+Anybody may have written the file. So each number is compared with the size of the file before it is used, and a
+number that cannot be right is a SpecError. Nothing of a record is read here.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ WDSIDX = Format("an index", (1, 2), "make it again with `wdsfs index -o`, or use
 ALIGNMENT = 8  # bytes; of each record
 
 # Magic, version, format of the records, flags, number of shards, bytes of the base, bytes of the table and the
-# texts, bytes of the file, CRC-32 of table and texts; zeros; and at the end of the header its own CRC-32.
+# texts, bytes of the file, CRC-32 of table and texts. Then zeros, and the CRC-32 of the header at its end.
 _FILE_HEADER = struct.Struct("<8sIIIIIQQI")
 HEADER_SIZE = 64
 _TIMES = struct.Struct("<Qq")
@@ -44,7 +44,7 @@ ROW_SIZE = _ROW.size
 READ_BYTES = (
     4 << 20
 )  # bytes of the file that are asked for at a time: the first has the table of some 30,000 shards
-_COUNT_MAX, _BYTES_MAX = 1 << 31, 1 << 60  # of what a shard may have: more does not fit into answers to the kernel
+_COUNT_MAX, _BYTES_MAX = 1 << 31, 1 << 60  # of a shard: more does not fit into answers to the kernel
 _TEXT_MAX = 1 << 16  # bytes of a path or of a base
 _TABLE_MAX = 256 << 20  # bytes of table and texts: those of a million shards
 
@@ -82,7 +82,7 @@ class Row(NamedTuple):
 class IndexFile:
     """A portable index, of which table and texts are in memory; `path` is absolute, or a URL.
 
-    Raises SpecError for what is damaged, or of another version.
+    Raises SpecError for a file that is damaged or of another version.
     """
 
     def __init__(self, path: str, fingerprint: Fingerprint, header: bytes, table: bytes) -> None:
@@ -191,7 +191,7 @@ class IndexFile:
     def _joined(self, directory: str, text: str) -> str:
         """Return the path that a text means, a relative one below `directory`.
 
-        Raises SpecError for what is refused.
+        Raises SpecError for a path that is refused.
         """
         if ":" not in text and ".." not in text and not text.startswith(("/", urls.STDIN)):
             return directory + text  # as nearly all are: below the directory, no URL, no command
@@ -294,7 +294,7 @@ def _read_range(path: str, begin: int, end: int) -> tuple[bytes, Fingerprint]:
 
 
 def head_of(rows: Sequence[Row], base: str, record_format: int, reading: Reading, size: int) -> bytes:
-    """Return header, table and texts of an index of `size` bytes; as long whatever numbers are in the rows."""
+    """Return header, table and texts of an index of `size` bytes. Their length does not depend on the numbers."""
     packed, texts = [], [os.fsencode(base)]
     for row in rows:
         path, etag, version = map(os.fsencode, (row.path, row.etag, row.version))

@@ -129,7 +129,7 @@ class Expansion:
         return None
 
     def _named(self, base: str, name: str, typed: str, origin: str) -> Iterator[Word]:
-        """Yield the words of a name, whose braces are expanded; it was `typed` so."""
+        """Yield the words of a name, whose braces are expanded. `typed` is the name for messages."""
         word = self._literal(base, name, origin)
         if word is None:
             objects.refuse_hidden_command(name, typed)
@@ -317,7 +317,7 @@ def anchored_file(path: str) -> str:
 
 
 def anchored_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options of a set which mean the same in another working directory."""
+    """Return options of a set that mean the same in another working directory."""
     sent = dict(options)
     for name in _ANCHORS.keys() & sent.keys():
         anchor, value = _ANCHORS[name], sent[name]

@@ -59,10 +59,11 @@ class Batch:
 class Chunk:
     """Columns of at most `BATCH` consecutive members, all of the same length.
 
-    `names` are the raw bytes of the header (a directory without its trailing slash), `types` one of the type
-    flags of `headers.py` for each member. `heads` is the byte offset of a member's first header, extension headers
-    included; `datas` that of its payload; `sizes` the bytes that a reader of the file gets; `mtimes` ns since
-    the epoch. `links` has the target of each row that is a link, `sparse` the segments of each sparse row.
+    `names` are the raw bytes of the header (a directory without its trailing slash), `types` one of the type flags
+    of `headers.py` for each member. `heads` has the byte offset of each member's first header, extension headers
+    included. `datas` has the byte offset of its payload, `sizes` the bytes that a reader of the file gets,
+    `mtimes` ns since the epoch. `links` has the target of each row that is a link, `sparse` the segments of each
+    sparse row.
     """
 
     names: list[bytes]
@@ -164,7 +165,8 @@ def _settle_types(chunk: Chunk, old_directories: list[int]) -> None:
     types, names = chunk.types, chunk.names
     types[old_directories] = DIRECTORY
     for row in np.flatnonzero((types < REGULAR) | (types > FIFO) | (types == DIRECTORY)).tolist():
-        # Semantics decision: a directory of an incremental GNU tar is a directory; its content is a list of files.
+        # Semantics decision: a directory of an incremental GNU tar is a directory: its content is only a list of
+        # files.
         if types[row] in (DIRECTORY, GNU_DUMP_DIRECTORY):
             types[row], chunk.sizes[row] = DIRECTORY, 0
             names[row] = names[row].rstrip(b"/")
@@ -186,7 +188,7 @@ def _read_links(chunk: Chunk, table: NDArray[np.uint8], extended: dict[int, Exte
 # --- writing -------------------------------------------------------------------------------------------------
 
 _PLAIN = np.frombuffer(encode_header(b"-", 0, 0), np.uint8)
-_REST_SUM = int(_PLAIN[156:].sum())  # of what is behind the checksum
+_REST_SUM = int(_PLAIN[156:].sum())  # of the fields behind the checksum
 _DIGIT_SHIFTS = np.arange(30, -1, -3)  # of 11 octal digits
 
 
@@ -202,7 +204,7 @@ def encode(
     table = np.tile(_PLAIN, (len(names), 1))
     table[:, :100] = np.array(names, "S100").view(np.uint8).reshape(-1, 100)
     table[:, 124:135], table[:, 136:147] = (_digits(np.where(plain, values, 0)) for values in numbers)
-    table[:, 148:156] = 32  # as which the checksum counts
+    table[:, 148:156] = 32  # the checksum counts its own field as spaces
     table[:, 148:154] = _digits(table[:, :156].sum(axis=1, dtype=np.uint32) + _REST_SUM)[:, -6:]
     table[:, 154] = 0
     data = table.tobytes()

@@ -9,8 +9,8 @@ Only bytes that a checksum of the format covers are served: when unpacking fails
 last whole stream may be wrong already, so it is dropped. A file that is only cut off is unpacked up to its end, as
 a plain tar would be read.
 
-A file that unpacks to `RATIO_MAX` times its size is a bomb, not a set of samples: unpacking ends there, so that
-the room that a shard takes, and takes from others, is in proportion to its size.
+A file that unpacks to more than `RATIO_MAX` times its size is a bomb, not a set of samples. Unpacking ends there,
+so the room that a shard takes in the cache is in proportion to its size.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ AUTO, ALWAYS, NEVER = "auto", "always", "never"
 POLICIES = (AUTO, ALWAYS, NEVER)  # whether shards are unpacked into the cache
 # Kinds of files in the cache: copies, and an index with the seek points to read a shard without a copy.
 COPIES, INDEX = (WHOLE, TRAILING, TRUNCATED, DAMAGED), "seek"
-RECENT_SECONDS = 3600.0  # what was used since then does not go for a shard that can be read without a copy
+RECENT_SECONDS = 3600.0  # a file used since then is not evicted for a shard that can be read without a copy
 
 RATIO_MAX = 200  # the most that a file may unpack to, as a multiple of its size, unless the policy is ALWAYS
 ALLOWED = 64 << 20  # bytes that any file may unpack to
@@ -256,7 +256,7 @@ def _problem(kind: str, cached: CachedFile) -> Problem | None:
         )
         return Problem(-1, "damaged", text)
     if cached.kind == TRAILING:
-        return Problem(-1, "behind end mark", f"something else follows the {kind} data; it is not read")
+        return Problem(-1, "behind end mark", f"other data follows the {kind} data and is not read")
     return None
 
 

@@ -1,12 +1,12 @@
 """Tar headers, read and written: header blocks, and the PAX and GNU extension headers in front of them.
 
-A new member gets a plain ustar header wherever it suffices, because every reader of the format understands it and
-it costs one block; a PAX header stands in front of it for values that do not fit ustar. The same arguments always
-give the same bytes: no clock, no process number, no user of this machine. Pure functions over bytes.
+A new member gets a plain ustar header wherever that suffices: every reader understands one, and it costs one
+block. For values that do not fit ustar, a PAX header stands in front. The same arguments always give the same
+bytes: no clock, no process number, no user of this machine. Pure functions over bytes.
 
 Sources: POSIX.1-2024 pax(1) ("ustar Interchange Format", "pax Extended Header"), the GNU tar manual ("Tar
-Internals"), CPython's tarfile for what the webdataset library accepts, and its TarWriter for the values of what
-POSIX leaves open (owner, mode, the name of a PAX header).
+Internals"), CPython's tarfile for the headers that the webdataset library accepts, and that library's TarWriter
+for the values that POSIX leaves open (owner, mode, the name of a PAX header).
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Extended:
     def apply(self, records: list[tuple[bytes, bytes]], start: int) -> None:
         """Apply PAX records in their order. Raises Damage, for the extension header at `start`.
 
-        An empty value cancels what was set before it, so that the member's own header counts, as in POSIX.
+        An empty value cancels an earlier value, so that the member's own header counts, as in POSIX.
         """
         sparse_name = None
         for key, value in records:
@@ -168,7 +168,7 @@ def _nanoseconds(value: bytes) -> int | None:
     """
     whole, _, fraction = value.partition(b".")
     try:
-        if b"e" in value:  # as Python writes what is close to 0
+        if b"e" in value:  # Python writes numbers close to 0 with an exponent
             ns = int(float(value) * 10**9)
         else:
             ns = int((fraction + b"000000000")[:9])
@@ -271,7 +271,7 @@ def _ustar(name: bytes, size: int, mtime: int, kind: bytes, prefix: bytes = b"",
     return start + b"%06o\0 " % (sum(start) + checksum) + rest
 
 
-@functools.lru_cache(maxsize=1024)  # many members have the same, and adding it up is most of the work
+@functools.lru_cache(maxsize=1024)  # many members have the same bytes, and adding them up is most of the work
 def _second_part(kind: bytes, prefix: bytes) -> tuple[bytes, int]:
     """Return the bytes behind the checksum, and their sum with that field, which counts as spaces."""
     owner = OWNER.ljust(32, b"\0")

@@ -20,7 +20,7 @@ BROKEN_FIELD = "broken field"
 
 
 class Problem(NamedTuple):
-    """A problem of a shard: the byte offset of a header (-1: the whole file), the kind, and a text for people."""
+    """A problem of a shard: the byte offset of a header, the kind, and a text for people. -1 is the whole file."""
 
     offset: int
     kind: str

@@ -1,12 +1,12 @@
 """The scan of a tar: finds all members, in order, and reports what is wrong; reads one whose place is known.
 
-Knows the tar formats (v7, ustar, GNU, PAX, sparse files) and nothing of samples, indexes, caches or FUSE.
-Every function of the room works on a descriptor that the caller opened, or on a `source.TarBytes` in its place,
-reads with `pread` and keeps no state, so it may run in any thread or process.
+Knows the tar formats (v7, ustar, GNU, PAX, sparse files) and nothing of samples, indexes, caches or FUSE. Every
+function of the room works on a descriptor that the caller opened, or on a `source.TarBytes` in its place. It reads
+with `pread` and keeps no state, so it may run in any thread or process.
 
-The speed comes from two passes over each batch of headers: `walk` hops from header to header and looks at the
-type and the size field only; `columns.py` then parses names, times and checksums of up to `BATCH` headers at once
-with NumPy. A header that this fast path does not understand takes the slow one, `take_member`; nothing is guessed.
+The speed comes from two passes over each batch of headers: `walk` hops from header to header and looks at the type
+and the size field only. Then `columns.py` parses names, times and checksums of up to `BATCH` headers at once with
+NumPy. A header that this fast path does not understand takes the slow one, `take_member`; nothing is guessed.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ WEIGHT_MAX = 1 << 24  # bytes of extension headers and sparse maps per chunk; a 
 
 
 def walk(window: Window, position: int, limit: int, batch: Batch, common: dict[bytes, bytes]) -> tuple[int, bool]:
-    """Take up to `limit` members from `position` on; return where it stopped and whether more may follow.
+    """Take up to `limit` members from `position` on; return the next position and whether more may follow.
 
     Raises Damage where the tar makes no sense any more.
     """
@@ -105,7 +105,7 @@ def _report_end(batch: Batch, end: int) -> None:
         text = f"the file ends at byte {end}, {short} before the end of the member at offset {head}"
         batch.problems.append(Problem(head, "truncated", text))
     else:
-        text = "the file ends without an end-of-archive mark; it may be cut off after a whole member"
+        text = "the file ends without an end-of-archive mark: perhaps it is cut off after a whole member"
         batch.problems.append(Problem(end, "no end mark", text))
 
 
@@ -116,8 +116,8 @@ def _bad_header(position: int) -> Damage:
 def take_member(window: Window, position: int, batch: Batch, common: dict[bytes, bytes]) -> int | None:
     """Take one member of any kind with its extension headers, or an end mark that is passed.
 
-    Returns the next position, None at the end. `common` has the records of global PAX headers so far, and gets
-    those that are read here.
+    Returns the next position, None at the end. `common` has the records of global PAX headers so far, and gets the
+    records that this function reads.
     """
     head = start = position
     extended: Extended | None = None
@@ -267,14 +267,14 @@ def scan(
     """Yield the members of the tar at `fd` from byte `start` on, in order, at most `limit`.
 
     Damage ends the scan and is appended to `problems`; the members before it are yielded. As in tarfile and GNU
-    tar the scan ends at the first block of zeros, and a tar without one is complete if it ends after a member;
-    data after such an end mark, and a missing one, are reported as well. Raises OSError when the file cannot be
-    read.
+    tar the scan ends at the first block of zeros. A tar without such an end mark is complete if it ends after a
+    member. Data after an end mark, and a missing end mark, are reported as well. Raises OSError when the file
+    cannot be read.
 
     With `marks` it goes on after an end mark if the first thing after the zeros is a header, as GNU tar's
-    --ignore-zeros does; the offsets of these end marks are appended.
-    Semantics decision: anything else there ends the shard, where GNU tar looks at block after block for the next
-    header: what looks like one may be the content of a member.
+    --ignore-zeros does; the offsets of these end marks are appended. Semantics decision: anything else there ends
+    the shard, where GNU tar searches block after block for the next header: a block that looks like a header may
+    be the content of a member.
     """
     size = size_of(fd)
     window = Window(fd, size)

@@ -28,7 +28,7 @@ from wdsfs.wings import install_command
 POINT = 1 << 20  # compressed bytes between two seek points of a gzip: on average a read unpacks half of it first
 PIECE_MAX = 64 << 20  # bytes that a read may have to unpack first
 _MAGIC = b"wdsfs-k\n"
-_INDEX_HEAD = len(_MAGIC) + 4  # and the CRC-32 of the rest: the size of the tar (8 bytes) and the seek points
+_INDEX_HEAD = len(_MAGIC) + 4  # and the CRC-32 of the size of the tar (8 bytes) and the seek points, which follow
 
 
 class Unusable(Exception):
@@ -179,7 +179,7 @@ _suspended: list[SeekReader] = []
 
 def _before_fork() -> None:
     # Hooks run in the reverse order of their registration. So the library, which imports this module, has locked
-    # its sets by now; these locks come first, because a question to a set may wait for a reader.
+    # its sets by now. The locks of sets have to be taken first, because a question to a set may wait for a reader.
     for reader in list(_readers):
         reader.lock.acquire()
         _suspended.append(reader)

@@ -29,7 +29,7 @@ from wdsfs.source import TarBytes
 from wdsfs.tar.headers import BLOCK, is_header
 from wdsfs.wings import zstd
 
-# What compressed files begin with; a zstd file also with a skippable frame (pzstd writes one first).
+# The first bytes of compressed files. A zstd file may begin with a skippable frame, too (pzstd writes one first).
 COMPRESSED = {
     "gzip": (b"\x1f\x8b\x08",),
     "bzip2": (b"BZh",),
@@ -106,8 +106,8 @@ MEMORY = 256 << 20  # bytes: twice the window of `zstd -d` without --long, four 
 # or the damage.
 WHOLE, TRAILING, TRUNCATED, DAMAGED = "tar", "trailing", "truncated", "damaged"
 _INPUT, _OUTPUT = 1 << 18, 1 << 20  # bytes that are read, and written, at a time: bounds the memory for a bomb
-# Bytes that a stream gets first, then twice as many each time: what it does not need is copied back, and there may
-# be a stream in every ten bytes.
+# Bytes that a stream gets first, then twice as many each time. Bytes that the stream does not need are copied
+# back, and every ten bytes may be a stream.
 _FIRST = 512
 _ZEROS = re.compile(rb"\0*")
 
@@ -117,7 +117,7 @@ class TooLarge(Exception):
 
 
 def memory_limit() -> int:
-    """Return the most memory in bytes that a stream may ask for. Raises UsageError."""
+    """Return the limit of the memory (bytes) that a stream may ask for. Raises UsageError."""
     size = setting("UNPACK_MEMORY")
     return parse_size(size) if size else MEMORY
 
