@@ -70,7 +70,7 @@ def commit(program: Program, *arguments: Any, **options: Any) -> bytes:
 def test_a_shard_that_was_replaced_below_a_mount(a_set: Program) -> None:
     """Its current content is compared and committed, and a message says so."""
     with a_set.mounted(*OPTIONS) as mounted:
-        mounted.allow_log("s1.tar has changed; it is indexed again")
+        mounted.allow_log("s1.tar has changed, so it is indexed again")
         (mounted.path / "s0/003/cls").write_bytes(b"7")
         a_set.write("new.tar", shard([("x.txt", b"x")])).replace(a_set.home / "s1.tar")
         text = b"was made: s1; the changes still apply"
@@ -91,7 +91,7 @@ def test_what_a_mapped_file_cannot_keep(a_set: Program) -> None:
     """A commit has it written first; when that fails it says what has failed, and nothing of the daemon."""
     with a_set.mounted(*OPTIONS) as mounted:
         mounted.expect_log("s1.tar has changed since this was opened")
-        mounted.allow_log("s1.tar has changed; it is indexed again")
+        mounted.allow_log("s1.tar has changed, so it is indexed again")
         path = mounted.path / "s1/000/jpg"
         with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
             memory[:6] = b"mapped"

@@ -234,7 +234,7 @@ def test_a_private_tar_is_not_read_through_a_mount_of_root(program: Program, pla
         os.chown(place / "new", NOBODY, NOBODY)
         os.rename(place / "new", place / "theirs/s.tar")
         wait_until(lambda: reads(mounted, "s/a/txt") == b"newer", "the good one")
-        mounted.allow_log("has changed; it is indexed again", "has changed since this was opened")
+        mounted.allow_log("has changed, so it is indexed again", "has changed since this was opened")
 
 
 # --- at the mount -------------------------------------------------------------------------------------------
@@ -317,7 +317,7 @@ def test_who_is_trusted_may_change_the_link(program: Program, place: Path) -> No
         _link(place)
         wait_until(lambda: os.path.exists(mounted.path / "s/secret/txt"), "what the link leads to")
         assert reads(mounted, "s/secret/txt") == b"secret"
-        mounted.expect_log("has changed; it is indexed again")
+        mounted.expect_log("has changed, so it is indexed again")
         mounted.allow_log("has changed since this was opened")  # by a look that was under way: ESTALE
 
 
@@ -339,7 +339,7 @@ def test_what_shards_are_shown_with_is_guarded_too(program: Program, place: Path
             as_user('ln -s "$1/private.csv" "$1/theirs/link" && mv -T "$1/theirs/link" "$1/theirs/l.csv"', place)
         wait_until(lambda: not reads(mounted, shown), "the mount to see the link")
         mounted.expect_log("is refused: since the mount a link leads from there to .*/private")
-        mounted.allow_log("has changed", "ESTALE", "is tried again later")
+        mounted.allow_log("has changed", "ESTALE", "tries again later")
 
 
 def _overlay(place: Path) -> tuple[str | Path, ...]:

@@ -537,7 +537,7 @@ WRONG: dict[str, tuple[str, bytes, str]] = {
     "no object": ("l.jsonl", b"[1]\n", r"l\.jsonl:1: is not a JSON object"),
     "odd column": ("l.jsonl", b'{"key": "a", "\\ud800": 1}\n', r"l\.jsonl:1: the column .* cannot be the name"),
     "no key in line": ("l.jsonl", b'{"a": 1}\n', r"l\.jsonl:1: has no column that names the samples"),
-    "no key in a line": ("l.jsonl", b'{"id": 1}\n{"a": 1}\n', r"l\.jsonl:2: has no field 'id'; it has 'a'"),
+    "no key in a line": ("l.jsonl", b'{"id": 1}\n{"a": 1}\n', r"l\.jsonl:2: has no field 'id', only 'a'"),
     "odd key": ("l.jsonl", b'{"key": [1]}\n', r"l\.jsonl:1: the field 'key' is not a key: \[1\]"),
     "half a character": ("l.jsonl", b'{"key": "a", "b": "\\ud800"}\n', r"l\.jsonl:1: the field 'b' holds half"),
     "other names in each line": (
@@ -571,7 +571,7 @@ def test_a_label_file_that_is_wrong(tmp_path: Path, case: str) -> None:
 
 def test_label_files_that_cannot_be_meant(tmp_path: Path) -> None:
     two = as_sqlite(tmp_path / "two.db", more="CREATE TABLE u (x);")
-    with pytest.raises(ViewError, match=r"name one of its tables, as in two.db:TABLE; it has 't', 'u'"):
+    with pytest.raises(ViewError, match=r"name one of its tables, as in two.db:TABLE: the tables are 't', 'u'"):
         labelled(tmp_path, two)
     with pytest.raises(ViewError, match=r"has no table 'v'"):
         labelled(tmp_path, f"{two}:v")

@@ -149,7 +149,7 @@ def _class(draft: Draft, entry: int, data: bytes) -> bytes | None:
                 _bad_class(draft, entry, f"has the class {text_of(label)!r}, which --class-names does not name")
             return None
         label = bytes_of(named)
-    # Semantics decision: a class is one folder, so a slash in its name becomes `--`, as in keys; and what is
+    # Semantics decision: a class is one folder, so a slash in its name becomes `--`, as in keys. A value that is
     # no valid name of a folder is no class.
     label = label.replace(b"/", b"--")
     return None if label in (b"", b".", b"..") else label
@@ -177,8 +177,8 @@ def into_classes(draft: Draft) -> None:
     """Put each sample into the folder of its class, under a name of one component."""
     if not draft.options.columns and not draft.options.class_field:  # the folder says it: no file is needed
         draft.rows = draft.rows.take(~_class_members(draft))
-    # Semantics decision: the shard's name is in front. Keys repeat from shard to shard in many sets; a number
-    # after a file's name (`a.jpg~2`) would hide it from loaders that go by the suffix, and one for each file
+    # Semantics decision: the shard's name is in front. Keys repeat from shard to shard in many sets. A number
+    # after a file's name (`a.jpg~2`) would hide it from loaders that go by the suffix. A number for each file
     # could pair the image of one sample with the text of another.
     prefix = _flat(draft.source.shard.name) + b"--"
     taken: dict[bytes, int] = {}  # paths, each with the last number that was tried for it

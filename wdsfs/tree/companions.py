@@ -67,12 +67,12 @@ class Companions:
 
     @property
     def files(self) -> list[bytes]:
-        """The paths of all files that are read, and of those that may appear beside them."""
+        """The paths of all files that are read, and of files that may appear beside them."""
         return [shard.path for shard in self.shards] + self.others
 
     @property
     def digest(self) -> bytes:
-        """16 bytes that differ for other companions, or the same ones read in another way."""
+        """16 bytes that differ for other companions, and for the same ones read in another way."""
         parts = [shard.key for shard in self.shards] + self.others
         parts += [repr(file[1:]).encode() for file in self.tables]
         parts += [repr(sorted(shard.without)).encode() for shard in self.shards]
@@ -85,7 +85,7 @@ class Companions:
 
     @property
     def others(self) -> list[bytes]:
-        """The paths of those that are no shards."""
+        """The paths of the companions that are no shards."""
         paths = [path for file in self.tables for path in file.parts]
         return paths + ([os.fsencode(self.class_names)] if self.class_names is not None else [])
 
@@ -183,7 +183,7 @@ class JoinedSet:
 
     def __init__(self, shards: Sequence[Shard], lower: ShardSet, version: Callable[[], int]) -> None:
         self._shards, self.lower, self._version = shards, lower, version
-        self._loaded, self._table = -1, b""  # the version of which the table of keys is, and its key
+        self._loaded, self._table = -1, b""  # the version of the table of keys, and its key
 
     def partner(self, number: int) -> int | None:
         """Return the shard here with the same number as a shard of the view, if both sets have as many shards."""
@@ -191,7 +191,7 @@ class JoinedSet:
         return at if len(self.lower) == count else None
 
     def load(self) -> None:
-        """Load the keys of the whole set, indexing what is not indexed. Raises ShardError."""
+        """Load the keys of the whole set; index shards that are not indexed. Raises ShardError."""
         numbers, record = range(len(self.lower)), self.lower.record
         for number in numbers:
             indexed(record, number)

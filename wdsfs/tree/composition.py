@@ -204,7 +204,7 @@ class Composition:
     def digest(self, left_out: frozenset[bytes], name: bytes, companions: bytes) -> bytes:
         """Return 16 bytes that differ for options that show a shard in another way.
 
-        `left_out` are keys, `name` is the name of the shard in the mount: both are part of what is shown.
+        `left_out` are keys, `name` is the name of the shard in the mount: both change the view.
         `companions` stands for the files that the options name.
         """
         text = repr((FORMAT, self, sorted(left_out), name if self.classes or self.keys else b"", companions))

@@ -1,6 +1,6 @@
 """The content of members: places of their bytes, one by one or as columns, and reading from these.
 
-What becomes of a member that reaches past the end of its shard is decided here, in `read_stored`.
+`read_stored` decides what happens to a member that reaches past the end of its shard.
 """
 
 from __future__ import annotations

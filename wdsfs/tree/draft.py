@@ -28,7 +28,7 @@ COLUMNS_NAMED = 20  # columns that a message names
 MISSING_WAY_OUT = "--missing skip leaves such samples out, --missing empty shows them without"
 MISSING_COLUMN_WAY_OUT = "--missing skip leaves such samples out, --missing empty shows an empty file"
 TWICE_WAY_OUT = "--duplicates skip leaves such samples out, --duplicates empty shows them without"
-# Of what is added from elsewhere. Samples keep the columns that they have in the shards.
+# Of columns that are added from elsewhere. Samples keep the columns that they have in the shards.
 AS_THEY_ARE = "--missing skip leaves such samples out, --missing empty keeps them as they are"
 TWICE_AS_THEY_ARE = "--duplicates skip leaves such samples out, --duplicates empty keeps them as they are"
 
@@ -83,7 +83,7 @@ class Values:
 class Ingredients:
     """The ingredients of a record in a view: the shard with its number and record, and companions.
 
-    `read` returns the bytes of a member, by the path of its shard and its number there; it raises ShardError.
+    `read` returns the bytes of a member, by the path of its shard and its number there, or raises ShardError.
     """
 
     shard: Shard
@@ -134,7 +134,7 @@ class Draft:
         self.classes: list[bytes | None] = [None] * len(self.paths)
 
     def _settle_links(self, flags: NDArray[np.uint8]) -> None:
-        """Turn each hard link into a file; leave out those that dangle."""
+        """Turn each hard link into a file; leave out links that dangle."""
         record = self.record
         if record.is_plain:
             return

@@ -37,8 +37,8 @@ class Generations:
 
     The words are in memory that the processes of the mount share. That of a shard is the sum of its last
     fingerprint (upper half) and the generation; two processes that notice the same change write the same word.
-    There are two counters of alarms, of workers and of the process that follows changes, because no process may
-    undo the increment of another; `fetched` is a third one, of remote shards that the fetcher found changed.
+    Workers have one counter of alarms, and the process that follows changes has another one, because no process
+    may undo the increment of another. `fetched` is a third one, of remote shards that the fetcher found changed.
 
     `edition` counts how often shards have come or gone since the mount, and `changed_ns` is when they did last (ns
     since the epoch, 0 for never). In a set that is `followed`, a shard that is missing is about to be taken out.
@@ -46,7 +46,7 @@ class Generations:
 
     words: Words
     alarm_words: Words
-    first_new: int  # shards from this number on have come since the mount; their generations start from 0
+    first_new: int  # shards from this number on have come since the mount, and start from generation 0
     followed: bool = False
     edition: int = 0
     changed_ns: int = 0
@@ -75,9 +75,9 @@ class Generations:
         return longer
 
     def grown(self, shards: int, out: Iterable[int], now_ns: int) -> Generations:
-        """Return the generations after shards have come or gone; those with the numbers `out` have gone.
+        """Return the generations after shards have come or gone; `out` are the numbers that have gone.
 
-        Shards that are gone keep their last tag. So the sum over the set does not change, and a listing can
+        They keep their last tag. So the sum over the set does not change, and a listing can
         continue.
         """
         last = {number: self.last_tags.get(number, self.words[number] & TAG_MAX) for number in out}
@@ -167,10 +167,10 @@ class Freshness:
             if state is not None and state.fingerprint != GONE:
                 # A refusal is logged already. A view that lacks a companion gives the same error for many shards.
                 if str(error) != self._said and not isinstance(error, RefusedShard):
-                    # A followed set is about to lose it, as its user wants.
+                    # A followed set is about to lose the shard, as its user wants.
                     is_wanted = self.tags.followed and isinstance(error, MissingShard)
                     level = logging.INFO if is_wanted else logging.ERROR
-                    log.log(level, "%s; what was open from it gets ESTALE", error)
+                    log.log(level, "%s; open files of the shard get ESTALE", error)
                 self._said = str(error)
                 self._changed(number, state.fingerprint, GONE)
                 self.states[number] = State(GONE, now, state.tag)
@@ -183,7 +183,7 @@ class Freshness:
             self.states[number] = State(fingerprint, now, self.tags.of(number, fingerprint))
         else:
             state.checked = now
-            state.tag = self.tags.of(number, fingerprint)  # others may have seen it go and come back
+            state.tag = self.tags.of(number, fingerprint)  # other processes may have seen it go and come back
         return fingerprint
 
     def tag(self, number: int) -> int:
@@ -202,7 +202,7 @@ class Freshness:
         """Return a number that differs after each change of a shard that was noticed, also after many of them.
 
         It is about what this process knows; the same in all that know the same, and after a remount. Shards that
-        come or go change nothing: what was listed before stays where it is.
+        come or go change nothing: names that were listed before keep their places.
         """
         states = [state for number, state in self.states.items() if number not in self._out]
         missing = 0 if self.tags.followed else sum(state.fingerprint == GONE for state in states)

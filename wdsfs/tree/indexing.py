@@ -1,4 +1,4 @@
-"""Indexes a shard when a question needs it: asks again, gives up in the end, and remembers what has failed.
+"""Indexes a shard when a question needs it: asks again, gives up in the end, and remembers failures.
 
 A question about a shard that is not indexed raises `NotIndexed`. `indexed` indexes the shard and repeats the
 question; a worker (`fuse/read_ops.py`) has a loop of its own, which releases old snapshots between its attempts.
@@ -18,8 +18,8 @@ from wdsfs.index.store import Index
 from wdsfs.shards import Fingerprint, Shard
 
 # A shard that cannot be indexed is tried again after the first number of seconds, doubled each time up to the
-# second number, but at the earliest after the duration of the attempt times the third. Without that, in a merged
-# tree each request would try.
+# second number. The wait is at least the duration of the attempt times the third number. Without a wait, each
+# request in a merged tree would try.
 FAILED_SECONDS, FAILED_SECONDS_MAX, FAILED_SHARE = 5.0, 60.0, 50
 ATTEMPTS_MAX = 10  # how often a shard that changes all the time is indexed for one question
 

@@ -70,7 +70,7 @@ LABELS, LIST, ORDER, TABLE = "--associate", "--keys", "--order", "--table"  # th
 NO_KEY = "lists no key"
 KEY_COLUMN_WAY_OUT = "FILE:COLUMN names another column"
 TOO_LONG = f"is longer than {KEY_MAX >> 20} MiB; a key in each line is needed"
-_typed_names: dict[bytes, str] = {}  # of copies of what can be read only once, by path: what the user has named
+_typed_names: dict[bytes, str] = {}  # by the path of the copy of a file that can be read only once
 
 OpenFile = Callable[[bytes], OpenShard]  # opens a file at a path, as the mount may; raises ShardErrors
 Row = tuple[bytes, int, dict[str, bytes]]  # key, line, values by column
@@ -133,7 +133,7 @@ class LabelSource:
     ) -> str:
         """Return which of these columns has the keys. Raises ViewError.
 
-        Columns of this file alone may be tried before or after those that are guessed by their names.
+        Columns of this file alone may be tried before or after columns that are guessed by their names.
         """
         file = self.file
         names = (file.column,) if file.column else (*KEY_COLUMNS, *first, *GUESSED_COLUMNS, *ID_COLUMNS, *last)
@@ -145,8 +145,8 @@ class LabelSource:
         what = repr(file.column) if file.column else "that names the samples, such as 'key' or 'file_name'"
         place = "TABLE:COLUMN" if file.kind == SQLITE else "COLUMN"
         way_out = f"; name one as in {file.text}:{place}" if columns and not file.column else ""
-        first = "; its first line has to name the columns" if file.kind in (CSV, TSV) and not file.column else ""
-        raise label_error(file, line, f"has no column {what}; it has {columns_text(columns)}{first}{way_out}")
+        first = ": the first line has to name the columns" if file.kind in (CSV, TSV) and not file.column else ""
+        raise label_error(file, line, f"has no column {what}, only {columns_text(columns)}{first}{way_out}")
 
 
 def lasting_label(text: str) -> str:
@@ -179,7 +179,7 @@ def _checked_file(text: str, table: str | None, column: str | None, option: str,
     kind = _kind_of(path) or _kind_by_content(path) or (TEXT if is_list else None)
     if kind is None or (kind == NPY and not is_list):
         known = " ".join(suffix for suffix, some in KIND_OF_SUFFIX.items() if some != NPY)
-        raise UsageError(f"{option} {shown}: not a kind of table that wdsfs knows; these end in {known}")
+        raise UsageError(f"{option} {shown}: not a kind of table that wdsfs knows: these end in {known}")
     if column is not None and kind in (TEXT, NPY):
         raise UsageError(f"{option} {shown}:{column}: the file has no columns; name it without :{column}")
     if kind in (PARQUET, ARROW) and importlib.util.find_spec("pyarrow") is None:
@@ -264,8 +264,8 @@ def label_error(file: LabelFile, line: int | None, text: str) -> ViewError:
 def key_of(file: LabelFile, line: int, column: str, value: Any) -> bytes:
     """Return the key in a row: a text or a number. Raises ViewError.
 
-    Semantics decision: whole numbers are written without zeros in front; so are those that pandas has made
-    fractions of, because a row had none (17.0). Any other fraction names no sample.
+    Semantics decision: whole numbers are written without zeros in front. So are whole numbers that pandas has
+    written as fractions (17.0), because a row had none. Any other fraction names no sample.
     """
     if isinstance(value, float) and value.is_integer():
         value = int(value)

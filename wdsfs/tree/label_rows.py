@@ -171,13 +171,13 @@ def read_json(source: LabelSource) -> Iterator[Row]:
             name = name or source.key_column(_scalar_fields(file, item), line=line)
             key = item[name] if name in item else json_fields.find(item, json_fields.parse_path(name))
             if key is json_fields.ABSENT:
-                raise label_error(file, line, f"has no field {name!r}; it has {columns_text(item)}")
+                raise label_error(file, line, f"has no field {name!r}, only {columns_text(item)}")
             fields = ((column, value) for column, value in item.items() if column != name and file.shows(column))
             yield key_of(file, line, name, key), line, values_of(file, line, fields)
 
 
 def _scalar_fields(file: LabelFile, row: dict[str, Any]) -> list[str]:
-    """Return the names of the fields that may be a key; those of an object in the row as `data.image`."""
+    """Return the names of the fields that may be a key; a field of an object in the row is `data.image`."""
     if file.column and file.column not in row:
         there = json_fields.find(row, json_fields.parse_path(file.column)) is not json_fields.ABSENT
         return [file.column] if there else list(row)
@@ -439,7 +439,7 @@ def _table(file: LabelFile, db: sqlite3.Connection) -> str:
         raise label_error(file, None, f"{shorten(name)} {text}: {way_out}")
     what = "name one of its tables" if file.table is None else f"has no table {file.table!r}"
     example = f"{os.path.basename(os.fsdecode(file.path))}:TABLE"
-    raise label_error(file, None, f"{what}, as in {example}; it has {columns_text(tables)}")
+    raise label_error(file, None, f"{what}, as in {example}: the tables are {columns_text(tables)}")
 
 
 def _quoted(name: str) -> str:
@@ -511,7 +511,7 @@ def _may(action: int, name: str | None, _: str | None, __: str | None, by: str |
 
 @contextlib.contextmanager
 def _guarded(uri: str, bounds: _Bounds) -> Iterator[sqlite3.Connection]:
-    """Open a database of another user to read. Raises sqlite3.Error, also of the block."""
+    """Open a database of another user to read. Raises sqlite3.Error, also for errors in the block."""
     with contextlib.closing(sqlite3.connect(uri, uri=True)) as db:
         db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, VALUE_MAX)
         db.set_authorizer(_may)
@@ -528,15 +528,15 @@ def _guarded(uri: str, bounds: _Bounds) -> Iterator[sqlite3.Connection]:
             raise
 
 
-# -- lists of keys as text, also those that can be read only once ---------------------------------------------
+# -- lists of keys as text, also lists that can be read only once ---------------------------------------------
 
 
 def _text_keys(source: LabelSource, read: Callable[[int], bytes]) -> Iterator[tuple[list[bytes], Sequence[int]]]:
     """Yield the keys of a text, with empty ones.
 
-    Semantics decision: a key in each line; if there is a NUL in the first MiB, NULs are between the keys, which
-    may then have newlines; if there are neither NULs nor newlines, but carriage returns, these are. Nothing else
-    is left out: a key may have blanks, or begin with #. The first byte of lists of the library is a NUL.
+    Semantics decision: each line is a key. If the first MiB has a NUL, NULs divide the keys, and keys may have
+    newlines. If it has neither NULs nor newlines, but carriage returns, these divide the keys. Nothing else is
+    left out: a key may have blanks, or begin with #. The first byte of lists of the library is a NUL.
     """
     file, block, lines, rest = source.file, read(KEY_MAX), 0, b""
     source.has_keys = block.startswith(b"\0")

@@ -1,10 +1,10 @@
 """Tables in the cache of label files and lists of keys: the rows by key, and which keys are listed.
 
 A file of any format is read once (`label_rows.py`), so that memory stays flat and a shard's keys are looked up in
-microseconds; the key of its table in the cache contains its fingerprint. A table of labels is SQLite's (key, line,
-values). That of a list is mapped and never loaded: the keys in the order of the list, and a row for each of them,
-sorted by the CRC-32 of the key. Keys are compared byte by byte, so no equal sum chooses a sample that is not
-listed.
+microseconds. The key of a table in the cache contains the fingerprint of the file. A table of labels is SQLite's
+(key, line, values). That of a list is mapped and never loaded: the keys in the order of the list, and a row for
+each of them, sorted by the CRC-32 of the key. Keys are compared byte by byte, so no equal sum chooses a sample
+that is not listed.
 """
 
 from __future__ import annotations

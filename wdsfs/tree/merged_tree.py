@@ -1,8 +1,8 @@
 """One tree over all shards of a set: `--merge`.
 
 A directory of this tree is the sum of the folders with its path in all shards. Its inode number is that of the
-folder in the first shard that has it. Which shards have a path is looked up in a table of the set
-(`path_table.py`), so nothing is kept in memory, and no lookup opens more than a few records.
+folder in the first shard that has it. A table of the set (`path_table.py`) says which shards have a path, so
+nothing is kept in memory, and no lookup opens more than a few records.
 
 Semantics decision: a folder keeps its name, because it is one folder in all shards. Of several samples or files
 with the same path the one of the first shard keeps the name, and the others are `NAME~SHARD`, with the name of
@@ -281,7 +281,7 @@ class MergedTree(ShardTree):
         return place
 
     def _place(self, inode: int) -> MergedPlace:
-        """Return the place of a directory. Those that were asked for last are cached."""
+        """Return the place of a directory. The last places are cached."""
         top = self.table.top  # of the present table, before cached places are used
         if inode == ROOT:
             return MergedPlace(b"", top)
@@ -460,9 +460,9 @@ def merged_name(name: bytes, suffix: bytes, where: int, is_folder: Callable[[byt
 
     `where` is its position in the record; `is_folder` returns True for the name of a folder in the same directory.
 
-    Semantics decision: where the result would be longer than a file system allows, or is the name of a folder, the
-    name is cut if need be, and the position in the record follows it (`%` and 8 hexadecimal digits). A name that
-    looks so already gets it, too.
+    Semantics decision: a result that is too long for a file system, or is the name of a folder, ends with the
+    position in the record (`%` and 8 hexadecimal digits), and is cut if need be. A name that ends like this
+    already gets it, too.
     """
     if not needs_place(name, suffix) and not is_folder(name + suffix):
         return name + suffix

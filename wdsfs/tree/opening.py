@@ -58,8 +58,9 @@ def open_typed_set(
 ) -> Iterator[ShardSet]:
     """Open the set that these words name, indexed and shown as `composition` says; without one unchanged.
 
-    Logs warnings about damaged shards. `whole`: shards that cannot be read would be missing in what is shown; if
-    that is tolerated, they are left out. Raises what `judge` raises, and ViewError when the view is refused.
+    Logs warnings about damaged shards. `whole`: the command shows the set as one, so a shard that cannot be read
+    would be missing; if that is tolerated, it is left out. Raises what `judge` raises, and ViewError when the view
+    is refused.
     """
     if opening.tolerance.is_option:
         selection = selection._replace(allow_missing=opening.tolerance.allow_missing)
@@ -106,8 +107,8 @@ def open_known_set(
             shards, index, composition, companions, descriptors=opening.descriptors, access=access
         )
     try:
-        if not on_demand or (composition is not None and composition.classes):  # which are of the whole set
-            unreadable = make_view(below, opening) | unreadable  # which says more
+        if not on_demand or (composition is not None and composition.classes):  # classes are of the whole set
+            unreadable = make_view(below, opening) | unreadable  # the reasons of the view say more
         for text in [] if on_demand else judge(below, unreadable, tolerance, whole):
             log.warning("%s", text)
         yield below
@@ -116,7 +117,7 @@ def open_known_set(
 
 
 def leave_out_unreadable(shards: Sequence[Shard], unreadable: Mapping[bytes, errors.ShardError]) -> list[Shard]:
-    """Return the shards without those that cannot be read. Raises UnreadableShard if none is left."""
+    """Return the shards that can be read. Raises UnreadableShard if there is none."""
     left = [shard for shard in shards if shard.path not in unreadable]
     if not left:
         raise errors.UnreadableShard(
@@ -172,7 +173,7 @@ def make_view(below: ShardSet, opening: Opening, *, some: bool = False) -> dict[
     if below.rest_waits:
         return below.unmade
     missing, unused = _compared_tables(below)
-    if missing is not None and not opening.tolerance.strict:  # which lists it
+    if missing is not None and not opening.tolerance.strict:  # --strict lists it
         log.warning("%s", missing)
     for text in [] if opening.quiet else unused:
         log.info("%s", text)
@@ -199,7 +200,7 @@ def judge(
     noticed in the output of the command (a tree over all shards, a sum, an index of the set).
 
     Raises NotATar for files that are no shards, UnreadableShard when shards would be missing, CorruptShard for
-    what `strict` does not allow; that is logged before, in full.
+    findings that `strict` does not allow, after it has logged all of them.
     """
     texts = [*dict.fromkeys(map(str, unreadable.values()))]  # each once: a joined shard can have two names
     if tolerance.strict:

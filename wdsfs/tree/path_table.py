@@ -1,7 +1,7 @@
 """Tables over all shards of a set: which have a path in a merged tree, and which may have a key.
 
 The index keeps them like records, and makes them again when a shard of the set has changed (`Index.keep_table`).
-Which paths a shard shows is decided in `shown_names.py`; docs/reference/formats.md shows the bytes.
+`shown_names.py` decides which paths a shard shows; docs/reference/formats.md shows the bytes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from wdsfs.shards import GONE, Fingerprint
 Keys = NDArray[np.uint64]
 
 # The key of a path is a hash of its last name, seeded with the key of its directory. The key of the top is a
-# random number of the table: who makes a shard cannot make paths with equal keys.
+# random number of the table, so the writer of a shard cannot make paths with equal keys.
 key_below = xxhash.xxh3_64_intdigest
 
 
@@ -42,8 +42,8 @@ class PathTable(NamedTuple):
     """The shards by the keys of their paths, in columns.
 
     `folders` has a row for each shard with a folder, `others` one for each path, with the first shard that has it.
-    `leaders` are the shards with a folder that no shard before them has. Two paths with the same key are very
-    unlikely. They count as the same path: the second then gets the name of its shard, without need.
+    `leaders` are the shards that have a new folder: one that no earlier shard has. Two paths with the same key are
+    very unlikely. They count as the same path: the second then gets the name of its shard, without need.
     """
 
     top: int

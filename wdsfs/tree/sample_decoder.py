@@ -89,7 +89,7 @@ class SampleDecoder:
         self._decoders = _DECODERS | {extension.lower(): decoder for extension, decoder in decoders.items()}
 
     def decode(self, sample: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a sample with the values of its columns; that of an empty file is the empty text or None.
+        """Return a sample with the values of its columns; the value of an empty file is the empty text or None.
 
         Raises DecodeError, which names sample and column.
         """

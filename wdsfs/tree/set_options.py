@@ -35,8 +35,8 @@ class Tolerance(NamedTuple):
     """The damage that is tolerated.
 
     Unreadable shards may be missing (`--allow-missing`), or no problem at all is allowed (`--strict`). `is_option`
-    is False for commands that have neither option: those that show a mount, or show or undo its changes, use the
-    set of the mount.
+    is False for commands that have neither option: commands that show a mount, or show or undo its changes, use
+    the set of the mount.
     """
 
     allow_missing: bool = False
@@ -53,7 +53,7 @@ class Tolerance(NamedTuple):
 
 
 class Progress:
-    """A receiver of the progress of work on a set; this base class shows nothing."""
+    """A receiver of the progress of work on a set. The base class shows nothing."""
 
     @contextmanager
     def indexing(self, shards: int) -> Iterator[Callable[[int], None]]:
@@ -62,7 +62,7 @@ class Progress:
 
     @contextmanager
     def shards(self, label: str, shards: int) -> Iterator[Callable[[], None]]:
-        """Provide a block that works on shards; it gets a function to be called after each of them."""
+        """Provide a block that works on shards with a function to call after each of them."""
         yield lambda: None
 
     @contextmanager

@@ -64,7 +64,7 @@ class ShardValues:
         return self._stored(shard, pa.RecordBatchFileReader.read_all)
 
     def schema(self, shard: int) -> Any:
-        """Return the columns of `table`, and in their metadata what is not in it. Raises ShardErrors."""
+        """Return the columns of `table`, whose metadata counts the values that it lacks. Raises ShardErrors."""
         return self._stored(shard, lambda stored: stored.schema)
 
     def find(self, shard: int) -> Any | None:
@@ -122,14 +122,14 @@ class ShardValues:
                     return ask(pa.ipc.open_file(file))
             except pa.ArrowInvalid:  # damaged: the next turn makes it again
                 file_cache.cache().drop(self.key(shard), KIND)
-        raise UnreadableShard(f"the cache {file_cache.cache().directory} does not keep what is written to it")
+        raise UnreadableShard(f"the cache {file_cache.cache().directory} does not keep its files")
 
 
 class SetTable:
     """The table of an open set, whose columns are settled when this has been made.
 
-    `with_values`: the values of columns are in it, too. `schema` is that of Arrow; `left` counts what is not in
-    the table. Raises ShardErrors of reading.
+    `with_values`: the values of columns are in it, too. `schema` is that of Arrow; `left` counts the values that
+    are not in the table. Raises ShardErrors of reading.
     """
 
     def __init__(
@@ -233,7 +233,7 @@ class SetTable:
 
 
 def left_of(schema: Any) -> Left:
-    """Return what is not in the values with this schema."""
+    """Return the counts of values that a table with this schema lacks."""
     return Left(*json.loads(schema.metadata[_LEFT]))
 
 

@@ -2,7 +2,7 @@
 
 A mount by root, or one with `allow_other`, reads with the rights of its mounter on behalf of users with fewer
 rights. Users who can write to the directory of a shard could put a link there to a file that only the mounter may
-read, or a hard link of such a file. So at the mount a file is refused that a link of such a user leads to
+read. It may be a hard link, too. So at the mount a file is refused if a link of such a user leads to it
 (`trust.foreign_link`, as in mounts by the kernel). The mount remembers owner, place and inode of each file. Later
 a file that is still the same is accepted at once. A new file has to be at the same place, belong to the same owner
 or to the mounter, and not be private. Where only trusted users can write (`trust`), these checks are skipped.
@@ -67,7 +67,7 @@ class GuardedAccess(Access):
     """Opens files by their paths, unless another user may have put a file there that the mount must not show.
 
     Made at the time of the mount. Paths that are not known then are treated as in `Access`. So are remote shards:
-    only who can write to the store decides what the mounter's credentials bring.
+    only users who can write to the store decide what the mounter's credentials bring.
     """
 
     def __init__(self, paths: Iterable[bytes]) -> None:
@@ -79,7 +79,7 @@ class GuardedAccess(Access):
             self._note(directory, list(inside))
 
     def _note(self, directory: bytes, paths: Sequence[bytes]) -> None:
-        """Note what is at these paths, which are all in this directory."""
+        """Note the files at these paths, which are all in this directory."""
         try:
             fd = os.open(directory, _LOOK | os.O_DIRECTORY)
         except OSError:  # it may come later
@@ -144,14 +144,14 @@ class GuardedAccess(Access):
         return fd
 
     def renewed(self, published: Iterable[bytes], further: Iterable[bytes]) -> Access:
-        # Only files that the commit has written are checked again: what was refused before stays refused.
+        # Only files that the commit has written are checked again: refused files stay refused.
         new = GuardedAccess(further)
         new._seen = {**new._seen, **self._seen}
         new._known = {**new._known, **self._known}
         new._reasons = dict(self._reasons)
         for path in published:
             seen = new._seen.get(path)
-            with contextlib.suppress(OSError):  # the file is gone again: keep what is known
+            with contextlib.suppress(OSError):  # the file is gone again: keep the earlier state
                 if seen is not None and _is_plain(state := os.lstat(seen.place)):
                     new._seen[path] = _SeenFile(state.st_uid, seen.place, state.st_dev, state.st_ino)
                     new._known[path] = Fingerprint.numbered(state)

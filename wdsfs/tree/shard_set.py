@@ -119,7 +119,7 @@ class ShardSet:
         self._forget(number)
 
     def _log_change(self, number: int, before: Fingerprint, now: Fingerprint) -> None:
-        text = "%s has changed; it is indexed again, and files that were open get ESTALE"
+        text = "%s has changed, so it is indexed again, and files that were open get ESTALE"
         log.warning(text, self.path_text(number))
 
     def _stat(self, number: int) -> Fingerprint:
@@ -201,7 +201,7 @@ class ShardSet:
             # Another process may have seen a change that this one has not looked for yet.
             fingerprint = freshness.look_again(number)
             if tag != freshness.states[number].tag:
-                if not tag:  # that of a shard which cannot be read, and was listed all the same
+                if not tag:  # the tag of a shard that cannot be read, and was listed all the same
                     self._failures.refuse(number, fingerprint)
                     summary = self.index.summary(self._keys[number], fingerprint)
                     self.index.check_is_tar(self.shards[number], summary)
@@ -249,7 +249,7 @@ class ShardSet:
         except NotIndexed:
             return False
         except NotATar:
-            pass  # that is an answer, too
+            pass  # an error is an answer, too
         self.generation += 1
         return True
 
@@ -296,7 +296,7 @@ class ShardSet:
             if not self._has_failed(number):
                 raise
             if is_first:
-                log.error("%s; it is tried again later", error)
+                log.error("%s; wdsfs tries again later", error)
 
     def _has_failed(self, number: int) -> bool:
         try:
@@ -426,7 +426,7 @@ class ShardSet:
         return file
 
     def is_compressed(self, number: int) -> bool:
-        """Return True if a shard is compressed; it is indexed for that. Raises ShardErrors."""
+        """Return True if a shard is compressed, after indexing the shard. Raises ShardErrors."""
         return indexed(self.plain.record, number).compression is not None
 
     def _verify(self, number: int, record: Record, file: ShardFile) -> int:
@@ -441,7 +441,7 @@ class ShardSet:
                 self._freshness.look_again(number)
                 raise StaleShard(f"{self.path_text(number)} has changed since this was opened")
             # The fingerprint shows that nothing was written. This finds a file whose old times were restored after
-            # a write; it costs two reads for each opened shard.
+            # a write, at the cost of two reads for each opened shard.
             same = (
                 not isinstance(shard, int)
                 or record_module.ends_match(file.source, record.ends)
@@ -466,7 +466,7 @@ class ShardSet:
 
     def _spoil(self, number: int) -> None:
         """Drop the record of a shard that has changed although its fingerprint is the same."""
-        log.warning("%s has changed without a new time; it is indexed again", self.path_text(number))
+        log.warning("%s has changed without a new time, so it is indexed again", self.path_text(number))
         self._reconsider(number)
 
     def _reconsider(self, number: int) -> None:
@@ -486,7 +486,7 @@ class ShardSet:
 
 
 def readable_numbers(lower: ShardSet, allow_missing: bool) -> Iterator[int]:
-    """Yield the numbers of all shards, with `allow_missing` only of those that can be read. Raises ShardErrors."""
+    """Yield the numbers of all shards, with `allow_missing` only of readable ones. Raises ShardErrors."""
     for number in range(len(lower)):
         try:
             indexed(lower.summary, number)

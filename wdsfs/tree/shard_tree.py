@@ -239,7 +239,7 @@ class ShardTree:
         return None
 
     def _list_plain(self, number: int, record: Record, children: Iterator[int]) -> Iterator[Entry]:
-        """Yield the lines of a record without links and aliases; this takes half the time of the general loop."""
+        """Yield the lines of a record without links and aliases, in half the time of the general loop."""
         base = inodes.pack(self.lower.tag(number), number, 0)
         stem, stray, stop = b"", False, -1
         for child in children:
@@ -323,7 +323,7 @@ class ShardTree:
         return self.lower.content(number, tag, index_of(where))
 
     def xattrs(self, inode: int) -> list[bytes]:
-        """Return the names of the attributes of an inode: exactly those that it has, or `rsync -X` fails."""
+        """Return the names of the attributes of an inode: exactly its own, or `rsync -X` fails."""
         if inode == ROOT:
             return []
         kind = kind_of(inode)
@@ -342,10 +342,10 @@ class ShardTree:
     def getxattr(self, inode: int, name: bytes) -> bytes:
         """Return the value of an extended attribute. Raises NoSuchAttribute.
 
-        `shard` is the absolute path of the tar; `key` the key of the sample and `member` the whole name of the
-        file, both as in the tar, without escapes; `offset` the byte in the shard at which the content starts. For
-        a file that is no member of any shard (a label), `shard` is the file that it comes from, and `member` its
-        own name.
+        `shard` is the absolute path of the tar. `key` is the key of the sample and `member` the whole name of the
+        file, both as in the tar, without escapes. `offset` is the byte in the shard at which the content starts.
+        For a file that is no member of any shard (a label), `shard` is the file that it comes from, and `member`
+        its own name.
         """
         if name not in self.xattrs(inode):
             raise NoSuchAttribute(f"no attribute {text_of(name)}")

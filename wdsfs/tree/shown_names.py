@@ -1,8 +1,8 @@
 """The names that a record shows in each directory of a shard, one by one or as columns for all.
 
 A position is a kind (folder, sample, member) and an index in the record (`inodes.py`). Nothing here needs more
-than the record and the view; which directories these names are put into is decided by the trees. A directory of
-three files takes less time name by name; a shard of thousands takes a tenth of the time in columns.
+than the record and the view; the trees decide which directories have these names. A directory of three files takes
+less time name by name; a shard of thousands takes a tenth of the time in columns.
 """
 
 from __future__ import annotations
@@ -246,7 +246,7 @@ class ShownColumns(NamedTuple):
 
     `folders` are the nodes of folder directories, and samples have the times (ns) of their directories. For each
     file `members` is its position in the record, `links` the number of its names, `sizes` its size (bytes),
-    `mtimes_ns` its time; `targets` are those of symbolic links, by the number of the file. For each name
+    `mtimes_ns` its time. `targets` are the targets of symbolic links, by the number of the file. For each name
     `name_file` is its file, `name_member` its member, `name_holder` its directory.
     """
 

@@ -53,7 +53,7 @@ KindOf = Callable[[str], int | None]
 
 
 class Left(NamedTuple):
-    """Counts of what is not in a table: values that were cut, unreadable files, values beyond limits.
+    """Counts of values that a table lacks: values that were cut, unreadable files, values beyond limits.
 
     `example` names the first unreadable file, and says why.
     """
@@ -76,8 +76,8 @@ class Left(NamedTuple):
 def kinds_of(composition: Composition, record: Record) -> KindOf:
     """Return a function that returns the kind of the values of a column of a shard; None for no small text.
 
-    What label files and fields of JSON add has values whatever its name, and so have columns of small files, if
-    they turn out to be texts.
+    Columns of label files and of fields of JSON have values whatever their names. So have columns of small files,
+    if these turn out to be texts.
     """
     named = {os.fsdecode(column.name): os.fsdecode(column.alternatives[0]) for column in composition.columns}
     added = {**dict.fromkeys(_small(record), _SMALL), **dict.fromkeys(_added(record), INTEGER)}
@@ -173,7 +173,7 @@ class ShardMembers:
 
     def sizes(self) -> dict[str, Any]:
         """Return the sizes (bytes) of each column, null where a sample has none."""
-        shape = len(self.names) + 1, self._count  # the last one is for what has no column
+        shape = len(self.names) + 1, self._count  # the last one is for members without a column
         sizes, missing = np.zeros(shape, np.int64), np.ones(shape, np.bool_)
         sizes[self._columns, self._rows] = self._record.array("member.size")[self._members]
         missing[self._columns, self._rows] = False
@@ -193,7 +193,7 @@ def _repeated(rows: Ints, extensions: NDArray[Any]) -> NDArray[np.bool_]:
 
 
 def values_of(reader: SampleReader, numbers: range, kind_of: KindOf) -> tuple[Any, Left]:
-    """Return the values of samples as a table of Arrow, and what is not in it. Raises ShardErrors of reading."""
+    """Return the values of samples as a table of Arrow, and counts of values that it lacks. Raises ShardErrors."""
     values, is_read = _Values(len(numbers)), lru_cache(maxsize=1024)(lambda column: kind_of(column) is not None)
     for row, number in enumerate(numbers):
         try:
@@ -248,13 +248,14 @@ class _Values:
                 return
             value = _flat(document)
         else:
-            # A character has up to four bytes; that in the middle of which the text is cut is not decoded.
+            # A character has up to four bytes. If the text is cut in the middle of one, that character is not
+            # decoded.
             text = data.decode() if len(data) <= TEXT_MAX else _Decoder().decode(data[: TEXT_MAX + 4])
             value = text if kind == TEXT else _FileText(text.strip()) or None
         self._put(row, column, value)
 
     def _put_fields(self, row: int, path: str, document: dict[str, Any], depth: int = 1) -> None:
-        """Add the fields of a document; their names begin with `path`."""
+        """Add the fields of a document, with names that begin with `path`."""
         for name, value in document.items():
             field = f"{path}.{name[:TEXT_MAX]}"
             if isinstance(value, dict) and value and depth < DEPTH_MAX:

@@ -15,7 +15,7 @@ _ROWS = 1 << 16  # texts that are copied at a time
 
 
 class Texts(NamedTuple):
-    """Texts in one array: each is `lengths` bytes of `text` from `starts` on; they may lie in any order."""
+    """Texts in one array, in any order: each is `lengths` bytes of `text` from `starts` on."""
 
     text: NDArray[np.uint8]
     starts: Ints
@@ -29,7 +29,7 @@ class Texts(NamedTuple):
 
     @staticmethod
     def packed(text: NDArray[np.uint8], bounds: NDArray[Any]) -> Texts:
-        """Return those that lie side by side, between `bounds`."""
+        """Return the texts side by side, between `bounds`."""
         starts = bounds.astype(np.int64)
         return Texts(text, starts[:-1], starts[1:] - starts[:-1])
 

@@ -5,7 +5,7 @@ A tree decides which names exist and under which inode numbers. Five classes are
 `mount.hidden_directory.HiddenDirectory`. None of them has to inherit from another one or from these protocols:
 mypy checks them where they are used.
 
-| protocol | what it adds | who asks |
+| protocol | what it adds | users |
 |---|---|---|
 | `Tree` | names, attributes, listings | `fuse/read_ops.py`; all five answer |
 | `MountedTree` | start and end | `mount/fuse_session.py`, a worker; all but the hidden directory |
@@ -42,10 +42,10 @@ XATTR = b"user.wdsfs."
 class View:
     """The way in which a set is shown.
 
-    `layout` is samples, files or classes; `names`, of the files in a sample, is ext or full; `merge` asks for one
-    tree over all shards; with `index_tree` there is a link to each sample by its number. The class layout shows
-    files of records whose folders are the classes (`tree/view_record.py`). With `partial`, a merged tree can be
-    listed although a shard cannot be read.
+    `layout` is samples, files or classes. `names`, of the files in a sample, is ext or full. `merge` asks for one
+    tree over all shards, `index_tree` for a link to each sample by its number. The class layout shows files of
+    records whose folders are the classes (`tree/view_record.py`). With `partial`, a merged tree can be listed
+    although a shard cannot be read.
     """
 
     layout: str = SAMPLES_LAYOUT

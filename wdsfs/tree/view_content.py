@@ -215,7 +215,7 @@ class _LabelPlaces(_Places):
 
 
 class _FieldPlaces(_Places):
-    """Fields of JSON, which are made when they are read; those that were read last are kept."""
+    """Fields of JSON, which are made when they are read. The last ones are kept."""
 
     def __init__(self, kinds: dict[str, _Places]) -> None:
         self._kinds = kinds

@@ -59,7 +59,7 @@ LABELLED = "labels.row.{}"  # the sections with how they use the rows of each la
 
 
 def compose(options: Composition, source: Ingredients, fingerprint: Fingerprint) -> bytes:
-    """Return the record of what a shard shows with these options.
+    """Return the record that shows a shard with these options.
 
     If the options refuse a sample (`--missing error`), the record is empty, and `refusal` returns why. Raises what
     the sources raise.

@@ -1,8 +1,8 @@
 """A view as a set of shards: a `ShardSet` that makes, stores and renews the records of the view.
 
 This module decides under which key and fingerprint a record of a view is stored and when it is made, and checks
-that nothing has changed meanwhile. What a record is made of is in `companions.py`, the content
-of its members in `view_content.py`.
+that nothing has changed meanwhile. `companions.py` has the sources of a record, `view_content.py` the content of
+its members.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ class ViewSet(ShardSet):
                 raise UnreadableShard(f"{self.path_text(number)}: {text}")
 
     def _record_or_refusal(self, number: int, fingerprint: Fingerprint) -> bytes:
-        """Return the record of a shard from what is indexed; of a label file that cannot be used, a refusal."""
+        """Return the record of a shard by the index; a refusal if a label file cannot be used."""
         labels, class_names, keys = (
             self._companions.labels,
             self._companions.class_names,
@@ -282,7 +282,7 @@ class ViewSet(ShardSet):
         return texts
 
     def _wait_for_writers(self) -> None:
-        """Wait until a later write to a companion would show in its times."""
+        """Wait until a later write to a companion shows in its times."""
         names = self._companions.class_names
         for path in [file.path for file in self._companions.tables] + ([names] if names is not None else []):
             with suppress(OSError):  # reported when it is read; a remote one never changes while it is open
@@ -330,7 +330,7 @@ class ViewSet(ShardSet):
             self._drop_records()
 
     def _make_all(self, on_done: Callable[[int], None], some: bool) -> Record | None:
-        """Derive what has to be derived, as `make`; return the record of a shard that is refused."""
+        """Derive the missing records, as `make`; return the record of a shard that is refused."""
         pending: list[tuple[bytes, bytes]] = []
         refused: Record | None = None
         self.unmade.clear()
