@@ -306,7 +306,7 @@ def test_obstacles_to_the_kernel_engine_are_named(program: Program, monkeypatch:
         ((6, 18), True, True, 1000, "ok", "EROFS, shards as files; only for root"),
         ((6, 8), True, True, 0, "ok", "EROFS, shards as loop devices"),
         ((6, 8), True, False, 0, "warn", "before Linux 6.12"),
-        ((5, 10), True, True, 0, "ok", "needs Linux 5.16 or later; this is 5.10"),
+        ((5, 10), True, True, 0, "ok", "needs Linux 5.16 or later, not 5.10"),
         ((6, 18), False, True, 0, "warn", "this kernel has no EROFS"),
     ],
 )

@@ -195,7 +195,7 @@ REFUSED: list[tuple[list[str], list[str], type[SpecError | MissingShard], str]] 
     ([], [], SpecError, "no shards given"),
     (["empty/x/y"], ["empty/x/z*"], NoMatch, "no file matches"),
     (["above/[set]/a.tar"], ["above"], NoMatch, " 'above/**/*.tar'"),
-    (["mnt/.wdsfs/status.json"], ["mnt"], SpecError, "it is a mount of wdsfs: name its shards"),
+    (["mnt/.wdsfs/status.json"], ["mnt"], SpecError, "it is a mount of wdsfs, so name its shards"),
     ([], ["*.tar"], NoMatch, "no file matches '*.tar'"),
     ([], [""], SpecError, "empty shard name"),
     ([], ["a.tar::"], SpecError, "empty shard name"),

@@ -675,7 +675,7 @@ def test_records_go_when_somebody_else_renews_the_index(below: ShardSet, shards:
     content(below, 0)
     other.renew()
     content(below, 0)
-    assert below._hot[0].record is below.record(0)
+    assert below._current[0].record is below.record(0)
     other.release()
 
 

@@ -401,7 +401,8 @@ class Portables:
         indexed = [
             shard
             for shard in stale
-            if (now := _now(shard.path)) is not None and self.numbers(shard.key, now, exact=exact) is None
+            if (now := _fingerprint_now(shard.path)) is not None
+            and self.numbers(shard.key, now, exact=exact) is None
         ]
         for file in self.files:
             listed = [shard for shard in indexed if file.number_of(shard.key) is not None]
@@ -415,7 +416,7 @@ class Portables:
                 )
 
 
-def _now(path: bytes) -> Fingerprint | None:
+def _fingerprint_now(path: bytes) -> Fingerprint | None:
     try:
         return DOOR.look(path)
     except ShardError:

@@ -153,12 +153,12 @@ def _by_workers(
 def seen_here(path: bytes) -> SeenShard:
     """Return the shard at `path` as this machine sees it, for a worker to compare. Raises ShardError."""
     if not is_remote(path):
-        return SeenShard(path, _settled(path))
+        return SeenShard(path, _fingerprint_after_tick(path))
     url = DOOR.remote.url_of(path)
     return SeenShard(path, DOOR.look(path), url if url.query or url.user else None)
 
 
-def _settled(path: bytes) -> Fingerprint:
+def _fingerprint_after_tick(path: bytes) -> Fingerprint:
     """Return the fingerprint of a file, which another write from now on changes."""
     with contextlib.suppress(OSError):  # the fingerprint has this time
         wait_for_tick(os.stat(path))
@@ -270,7 +270,7 @@ class _Processes:
             result, error = pickle.load(process.stdout)
         except (EOFError, BrokenPipeError, pickle.UnpicklingError):
             self._own.process = None  # the next shard gets another
-            code = self._bury(process)
+            code = self._reap(process)
             if code >= 0:
                 raise RuntimeError(f"a process of the pool has ended by itself, with exit code {code}") from None
             how = signal.Signals(-code).name
@@ -308,9 +308,9 @@ class _Processes:
     def close(self) -> None:
         """Wait for the end of all processes."""
         while self._all:
-            self._bury(self._all[-1])
+            self._reap(self._all[-1])
 
-    def _bury(self, process: subprocess.Popen[bytes]) -> int:
+    def _reap(self, process: subprocess.Popen[bytes]) -> int:
         """Wait for the end of a process; return its exit code."""
         for stream in (process.stdin, process.stdout):
             assert stream is not None

@@ -522,12 +522,12 @@ class Record:
 
     def symlink(self, member: int) -> bytes | None:
         """Return the target of a symbolic link; None for a regular member."""
-        at = _row_of(self._meant(member), self.column.get("symlink.member"))
+        at = _row_of(self._linked_member(member), self.column.get("symlink.member"))
         return None if at is None else self.names_in("symlink.target")[at]
 
     def extents(self, member: int) -> Extents | None:
         """Return the stored parts of a sparse member; None for any other."""
-        at = None if self._sparse is None else _row_of(self._meant(member), self._sparse)
+        at = None if self._sparse is None else _row_of(self._linked_member(member), self._sparse)
         if at is None:
             return None
         starts = self.column["sparse.start"]
@@ -535,7 +535,7 @@ class Record:
             *(self.column[f"sparse.{name}"][starts[at] : starts[at + 1]] for name in ("offset", "size", "place"))
         )
 
-    def _meant(self, member: int) -> int:
+    def _linked_member(self, member: int) -> int:
         """Return the member that a hard link stands for; any other member itself."""
         at = _row_of(member, self.column.get("link.member"))
         return member if at is None else self.column["link.target"][at]

@@ -44,12 +44,12 @@ class ScanReader:
     def __init__(self, tar: OpenObject, together: int = 1) -> None:
         self.size = tar.size
         self._tar, self._gap_max = tar, BYTES_PER_HOP // together
-        self._hops = self._front = 0  # reads that went on, and where the last of them began
+        self._hops = self._last_hop = 0  # reads that went on, and where the last of them began
         self._ahead = START  # up to where it is fetched, or under way
 
     def pread(self, size: int, offset: int, /) -> bytes:
-        if offset > self._front:
-            self._hops, self._front = self._hops + 1, offset
+        if offset > self._last_hop:
+            self._hops, self._last_hop = self._hops + 1, offset
             if offset // self._hops <= self._gap_max and offset + WINDOW // 2 > self._ahead:
                 begin, self._ahead = max(offset, self._ahead), offset + WINDOW
                 if begin < self.size:
@@ -189,19 +189,19 @@ def rest_of(path: bytes) -> float | None:
         with open_beside(path) as file:  # stat does not wait for the writer of a pipe
             size = os.fstat(file.fileno()).st_size
             if streams.compression(os.pread(file.fileno(), 512, 0)) is not None:
-                return _until(path, RESTED_SECONDS)
+                return _seconds_to_wait(path, RESTED_SECONDS)
             is_ended = size >= len(END) and os.pread(file.fileno(), len(END), size - len(END)) == END
     except OSError:
         return None  # indexing it gives the error
-    return None if is_ended else _until(path, SETTLED_SECONDS)
+    return None if is_ended else _seconds_to_wait(path, SETTLED_SECONDS)
 
 
 def settles_in(path: bytes) -> float | None:
     """Return the time (s) until an incomplete file counts as damaged; None if it does so now."""
-    return None if is_remote(path) else _until(path, SETTLED_SECONDS)
+    return None if is_remote(path) else _seconds_to_wait(path, SETTLED_SECONDS)
 
 
-def _until(path: bytes, seconds: float) -> float | None:
+def _seconds_to_wait(path: bytes, seconds: float) -> float | None:
     try:
         age = time.time() - os.stat(path).st_mtime
     except OSError:

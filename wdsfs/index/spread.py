@@ -177,14 +177,14 @@ class _Options:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._users = 0
-        self._now: Mapping[str, str | None] = {}
+        self._environment: Mapping[str, str | None] = {}
 
     @contextlib.contextmanager
     def held(self, environment: Mapping[str, str | None]) -> Iterator[None]:
         """Apply these options for the block."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._users or self._now == environment)
-            if self._now != environment:
+            self._changed.wait_for(lambda: not self._users or self._environment == environment)
+            if self._environment != environment:
                 self._apply(environment)
             self._users += 1
         try:
@@ -201,7 +201,7 @@ class _Options:
                 continue
             changed = True
             shared_settings.choose(name, value or "")
-        self._now = environment
+        self._environment = environment
         if changed:
             DOOR.close()  # its fetcher has the earlier options
 
@@ -296,11 +296,11 @@ class _Spreading(Generic[Item]):
         self._workers, self._job = workers, job
         self._items = iter(items)
         self._exhausted = False
-        self._lost: deque[_Unit[Item]] = deque()  # to be tried again, each alone
-        self._suspected = False  # one of `_lost` has broken the executor
+        self._to_repeat: deque[_Unit[Item]] = deque()  # to be tried again, each alone
+        self._suspected = False  # one of `_to_repeat` has broken the executor
         self._ready: deque[tuple[Item, Any | ShardError]] = deque()
         self._seconds = 0.0  # seconds that a unit takes, about
-        self._count = self._barren = 0
+        self._count = self._losses_in_row = 0
         self._limit = workers.in_flight()
         self._options = options()
         self.running: InFlight[list[_Unit[Item]]] = InFlight()
@@ -312,10 +312,10 @@ class _Spreading(Generic[Item]):
             while self._ready:
                 yield self._ready.popleft()
             if not self.running:
-                if self._lost or not self._exhausted:
+                if self._to_repeat or not self._exhausted:
                     continue
                 return
-            self._settle(*self.running.next())
+            self._receive(*self.running.next())
 
     # --- sending
 
@@ -327,8 +327,8 @@ class _Spreading(Generic[Item]):
             self._send(batch)
 
     def _next_batch(self) -> list[_Unit[Item]]:
-        if self._lost:
-            return [self._lost.popleft()]
+        if self._to_repeat:
+            return [self._to_repeat.popleft()]
         if self._suspected:  # all of them have been tried
             self._suspected = False
         size = 1
@@ -364,16 +364,16 @@ class _Spreading(Generic[Item]):
 
     # --- receiving
 
-    def _settle(self, future: Future[list[Outcome]], units: list[_Unit[Item]]) -> None:
+    def _receive(self, future: Future[list[Outcome]], units: list[_Unit[Item]]) -> None:
         engine = self._workers.engine
         try:
             outcomes = future.result()
         except BrokenExecutor as error:
             self._break(units, error, suspect=True)
         except LOST + engine.lost as error:
-            self._note_barren(error)
+            self._count_loss(error)
             for unit in units:
-                self._lose(unit, error, TRIES if engine.retries and len(units) == 1 else 1)
+                self._repeat_or_report(unit, error, TRIES if engine.retries and len(units) == 1 else 1)
         except WdsfsError:
             raise
         except Exception as error:  # of the engine: what it could not send, unpack or run there
@@ -382,7 +382,7 @@ class _Spreading(Generic[Item]):
                 f"--executor {self._workers.name}: a worker cannot run wdsfs: {text}; install this version there"
             ) from error
         else:
-            self._barren = 0
+            self._losses_in_row = 0
             for unit, outcome in zip(units, outcomes, strict=True):
                 self._take(unit, outcome)
 
@@ -399,7 +399,7 @@ class _Spreading(Generic[Item]):
         elif not unit.repeated and self._job.must_repeat(unit.item, unit.sent, error):
             unit.repeated = True
             if self._prepare(unit):
-                self._lost.append(unit)
+                self._to_repeat.append(unit)
         else:
             self._ready.append((unit.item, error))
 
@@ -410,32 +410,32 @@ class _Spreading(Generic[Item]):
 
         If these units were all that was under way, they are the suspect.
         """
-        self._note_barren(error)
+        self._count_loss(error)
         log.warning("a worker of %s has died: repeating its work", self._workers.name)
         alone = suspect and self._suspected and len(units) == 1
         lost = [units]
         for future, others in self.running.drain():
             if future.done() and not future.cancelled() and future.exception() is None:
-                self._settle(future, others)
+                self._receive(future, others)
             else:
                 lost.append(others)
         self._workers.renew()
         for unit in itertools.chain(*lost):
-            self._lose(unit, error, 1 if alone else 0)
+            self._repeat_or_report(unit, error, 1 if alone else 0)
         self._suspected = True
 
-    def _lose(self, unit: _Unit[Item], error: BaseException, losses: int) -> None:
+    def _repeat_or_report(self, unit: _Unit[Item], error: BaseException, losses: int) -> None:
         unit.losses += losses
         if unit.losses < TRIES:
-            self._lost.append(unit)
+            self._to_repeat.append(unit)
             return
         text = f"the worker that worked on it has died, {TRIES} times or more ({type(error).__name__})"
         name = self._job.name(unit.item)
         self._ready.append((unit.item, UnreadableShard(f"{name}: {text}; is there enough memory?")))
 
-    def _note_barren(self, error: BaseException) -> None:
-        self._barren += 1
-        if self._barren > BARREN:
+    def _count_loss(self, error: BaseException) -> None:
+        self._losses_in_row += 1
+        if self._losses_in_row > BARREN:
             raise ExecutorUnusable(
                 f"--executor {self._workers.name}: all its workers die ({type(error).__name__}); finished work "
                 "is kept: repeat the command when the executor works again"

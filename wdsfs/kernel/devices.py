@@ -1,8 +1,8 @@
 """The open files of a kernel mount (image and shards), watched for writers by leases or by times.
 
 With a read lease (fcntl(2), F_SETLEASE) a program that opens a file for writing, or truncates it, waits until the
-lease is given up. Where a file system has no leases, the times of the file are compared; and where it shows files
-of another one (an overlay, FUSE), in which they can be written past any lease.
+lease is given up. The times of a file are compared where its file system has no leases. They are also compared
+where it shows files of another file system (an overlay, FUSE), in which a program can write past any lease.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def require_file_limit(shards: int) -> None:
 
 def is_written(fd: int) -> bool:
     """Return True if a program has this file open for writing. Raises OSError without leases."""
-    fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)  # which is ignored; SIGIO, the usual signal, ends a process
+    fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)  # ignored; SIGIO, the usual signal, ends a process
     try:
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
     except OSError as error:
@@ -184,7 +184,8 @@ class _Watched:
         """Return True if somebody has written it, as far as its times tell, or if it cannot be looked at any more.
 
         Another mode, owner or number of names (by `chmod`, or as the file was replaced or removed) explains a
-        change of the ctime. A write changes the mtime, and who sets that back changes nothing else.
+        change of the ctime. A write changes the mtime, and a program that sets the mtime back changes nothing
+        else.
         """
         try:
             now = os.fstat(self.device.fd)
@@ -206,8 +207,8 @@ def _mode_and_owner(status: os.stat_result) -> tuple[int, int, int, int]:
 class HeldShards:
     """An image, which belongs to it now, and its shards. `mounted` is the mount of these in the kernel's list.
 
-    `superblocks` are the names of those that the mount may have: for a process without inotify, and for the next
-    guard.
+    `superblocks` are the names that the superblock of the mount may have: for a process without inotify, and for
+    the next guard.
     """
 
     def __init__(self, image: OpenDevice) -> None:
@@ -250,7 +251,7 @@ class HeldShards:
         return bool(self._watched)
 
     def watched(self, *, has_lease: bool) -> list[str]:
-        """Return the files whose times are compared: those without a lease, or those that show others' content."""
+        """Return the files whose times are compared: without a lease, or with content of another file system."""
         return [os.fsdecode(file.device.path) for file in self._watched if file.has_lease == has_lease]
 
     def changing(self) -> list[str]:

@@ -296,7 +296,7 @@ def check_machine() -> MachineFinding:
     """Check if `--engine kernel` can be used: EROFS, shards as its devices, and root."""
     version = host.kernel_version()
     if version < OLDEST_KERNEL:
-        text = f"needs Linux {_dotted(OLDEST_KERNEL)} or later; this is {_dotted(version)}"
+        text = f"needs Linux {_dotted(OLDEST_KERNEL)} or later, not {_dotted(version)}"
         return MachineFinding(KERNEL_ENGINE, "ok", text)
     if not _has_erofs():
         text = "this kernel has no EROFS: the kernel cannot serve a set itself"

@@ -186,7 +186,7 @@ class Inodes:
         self.seconds, self.nanoseconds = np.divmod(table.mtime_ns, 10**9)
 
     def compact(self, epoch: int) -> Words:
-        """Return the short ones, eight words each; their times count from `epoch` (seconds)."""
+        """Return the short ones, eight words each, with times that count from `epoch` (seconds)."""
         at = ~self.extended
         words = np.zeros((int(at.sum()), erofs_header.COMPACT_SIZE // 4), np.uint32)
         words[:, 0] = self.format[at]
@@ -345,7 +345,7 @@ def first_slots(slots: Ints, whole: Marks) -> Ints:
 
 
 class _Row:
-    """Objects with counts of slots; `at` are those that are whole, `ends` is where each would end without gaps."""
+    """Objects with counts of slots; `at` are the whole ones, `ends` is where each would end without gaps."""
 
     def __init__(self, slots: Ints, whole: Marks) -> None:
         self.ends, self.at = np.cumsum(slots), np.flatnonzero(whole)

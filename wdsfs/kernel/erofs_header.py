@@ -6,8 +6,8 @@ Images use blocks of 512 bytes, as tars do, so that a member begins at a block o
 little-endian. The kernel's documentation describes the format (filesystems/erofs.rst, erofs_fs.h).
 
 An inode lies at a multiple of 32 bytes (a *slot*) of the metadata area; the number of its slot is its inode number
-(`nid`). What belongs to it follows at once: the indexes of its chunks, or its content if that is short (inline),
-which must not cross the end of a block.
+(`nid`). The indexes of its chunks follow at once. If its content is short (inline), the content follows, and must
+not cross the end of a block.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def super_block(
     """Return the super block.
 
     `root` is the inode number of the top, `metadata` the block at which the metadata begins, `blocks` the size of
-    the image, `epoch_ns` the time of compact inodes, `identity` a UUID of 16 bytes.
+    the image. `epoch_ns` is the time of compact inodes, `identity` a UUID of 16 bytes.
     """
     seconds, nanoseconds = divmod(epoch_ns, 10**9)
     return _SUPER.pack(

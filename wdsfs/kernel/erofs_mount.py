@@ -105,7 +105,7 @@ def _explained(image: str, mountpoint: str, error: OSError) -> str:
         case errno.ENODEV | errno.ENOSYS:
             return f"{where}: it has no EROFS (modprobe erofs); or mount the shards by FUSE"
         case errno.EINVAL | errno.EOPNOTSUPP:
-            return f"{where} ({error.strerror}); this needs Linux 5.16 or later and a complete image: see dmesg"
+            return f"{where} ({error.strerror}): Linux 5.16 or later and a complete image are needed; see dmesg"
         case errno.EBADMSG | errno.EUCLEAN:
             return f"{where} ({error.strerror}): the image is damaged; remove it, and make it again: wdsfs image"
     missing = "" if error.filename is None else f"{error.filename}: "  # a loop device
@@ -148,12 +148,12 @@ def detach_everywhere(filesystem: FileSystem) -> None:
     """Detach every mount of this file system: at its mount point, bind mounts, and those in other namespaces.
 
     A container has a mount namespace of its own, in which a directory that it was given is a mount that stays when
-    that of the host ends. Only root can enter the namespaces of others; one without a process is not found. What
-    is open stays open.
+    that of the host ends. Only root can enter the namespaces of others; one without a process is not found. Open
+    files stay open.
     """
     _detach_here(filesystem, mount_table.mounts())
     for process in mount_users.holders(filesystem.device):
-        with contextlib.suppress(OSError):  # no memory for a process: who writes waits for the others
+        with contextlib.suppress(OSError):  # no memory for a process: a writer waits for the other processes
             pid = os.fork()
             if not pid:
                 _detach_there(process, filesystem)

@@ -134,7 +134,7 @@ class Unguarded(NamedTuple):
     known: Guarded | None
 
     def shows(self, image: str) -> bool:
-        """Return True if this image is what is mounted, as far as can be known."""
+        """Return True if this image is mounted here, as far as can be known."""
         identity = identity_of(image)
         shown = is_mounted_at(identity, self.mountpoint)
         return shown if shown is not None else self.known is not None and self.known.identity == identity
@@ -285,7 +285,7 @@ class Guard:
         self._end_signals += 1
 
     def _mount(self, attributes: int) -> None:
-        """Mount the image, and note the name of the superblock (and of those that others make at that moment).
+        """Mount the image, and note the name of the superblock (and of others that appear at that moment).
 
         Raises MountError, StaleShard.
         """

@@ -4,7 +4,7 @@ The same shards and options give the same bytes by the same version of wdsfs, on
 depends on when, where or by whom it was made.
 
 The tables of a shard (`shard_table.py`) are written one behind the other. A directory with names of several
-shards, or of several tables, stays open until all its names are known; its inode is reserved before, for its
+shards, or of several tables, stays open until all its names are known. Its inode is reserved before, because its
 children name it. In memory are the tables of one shard, and the names of open directories.
 """
 
@@ -38,7 +38,7 @@ from wdsfs.tree.tree import AT_PARENT, LowerTree, Node
 
 OnShard = Callable[[], None]
 
-_RESERVED = erofs_header.BLOCK // erofs_header.EXTENDED_SIZE  # inodes in a block of those that are written later
+_RESERVED = erofs_header.BLOCK // erofs_header.EXTENDED_SIZE  # inodes in a block of inodes that are written later
 _RESERVED_STEP = erofs_header.EXTENDED_SIZE // erofs_header.SLOT  # between the numbers of these
 _NAMES = 1 << 16  # of directories that are laid out together, unless one has more
 TOP = b""  # the path of the top, among those of directories with names of several shards
@@ -161,7 +161,7 @@ def _sources(lower: ShardSet) -> list[Source]:
 
 
 def _refuse_overwriting(shards: Iterable[bytes], target: bytes) -> None:
-    """Raise ImageError if the image would replace one of its shards, or what is no file."""
+    """Raise ImageError if the image would replace one of its shards, or something other than a file."""
     try:
         status = os.stat(target)
     except OSError:
@@ -346,7 +346,7 @@ class _Shards:
         self._root = directories.reserve(TOP)
 
     def put(self, number: int) -> None:
-        """Put what is shown of a shard into the image."""
+        """Put the names and files of a shard into the image."""
         tree = self._tree
         shown = indexed(tree.columns, number)
         files = ShardFiles(
@@ -374,8 +374,8 @@ class _Shards:
     def _folders(self, shown: ShownColumns, own: OpenDirectories | None) -> tuple[Ints, Outside]:
         """Return the inode numbers of folders outside of the tables, -1 for the others; and the names of new ones.
 
-        New are those that no earlier shard had. With `own` all lie outside: those that are not shared are opened
-        there.
+        A name is new if no earlier shard had it. With `own` all folders lie outside, and folders that are not
+        shared are opened there.
         """
         outside, new = np.full(len(shown.folders), -1, np.int64), []
         for folder, path in enumerate(shown.shared):

@@ -37,8 +37,7 @@ SERVED = "served by the kernel"  # the state of a mount without a daemon
 class ShownImage:
     """An image that is mounted: its manifest, and the registration of its guard, alive or not, if there is one.
 
-    `paths` are those of all shards, if known those that were opened for this mount; relative paths are below
-    `base`.
+    `paths` are those of all shards, if known as they were opened for this mount; relative paths are below `base`.
     """
 
     mountpoint: str
@@ -182,7 +181,7 @@ class KernelMount(LiveMount):
         return self._image.directory
 
     def shown(self) -> ShownSet:
-        """Return what is mounted. Raises MountError."""
+        """Return the image that is mounted. Raises MountError."""
         if self.overlay is not None:
             raise self._of_earlier_release()
         shown = self._image
@@ -207,8 +206,8 @@ class KernelMount(LiveMount):
     def _of_earlier_release(self) -> MountError:
         place, overlay = shlex.quote(self.mountpoint), shlex.quote(str(self.overlay))
         return MountError(
-            f"{self.mountpoint}: an earlier wdsfs mounted its overlay by the kernel; this one only unmounts it. "
-            f"Its changes are kept: wdsfs umount {place}, then mount the SHARDS with --overlay {overlay}"
+            f"{self.mountpoint}: an earlier wdsfs mounted its overlay by the kernel, and this wdsfs can only unmount "
+            f"it. Its changes are kept: wdsfs umount {place}, then mount the SHARDS with --overlay {overlay}"
         )
 
     def lower(self) -> NoReturn:

@@ -61,14 +61,14 @@ class Device(NamedTuple):
 
     def shard(self, base: str) -> str:
         """Return the absolute path (a relative one is below `base`), or the URL of a label file."""
-        is_url = "://" in self.path  # which no path has here: they are without empty parts
+        is_url = "://" in self.path  # no path has one here: paths are without empty parts
         return self.path if is_url else os.path.normpath(os.path.join(base, self.path))
 
 
 class ImageSet(NamedTuple):
-    """The set that an image was made of, for those who open it by the index.
+    """The set that an image was made of, for programs that open it by the index.
 
-    `shards` are the names of the shards at the top of the tree; they are the first devices, in this order.
+    `shards` are the names of the shards at the top of the tree, which are the first devices, in this order.
     `without` are the keys of the samples that are left out, by these names. `reading` is how all are read, as
     options. `labels` are the files that the options name besides shards; one that was not there has no size.
     Relative paths in the options are below `directory`, which may be relative to the base.

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from wdsfs.tree.shard_set import ShardSet
     from wdsfs.tree.tree import LowerTree
 
-# What opens and makes a set is imported late: it loads NumPy, and most mounts find their image.
+# The modules that open and make a set are imported late: they load NumPy, and most mounts find their image.
 
 KINDS = ("erofs",)  # of files in the cache
 
@@ -76,7 +76,7 @@ def find_or_make(served: ServedSet, options: ImageOptions) -> tuple[str, int]:
         path = cache.place_of(image.fd)
         if path is not None:
             return path, image.fd
-        os.close(image.fd)  # somebody has written it, and it is removed; it is made again
+        os.close(image.fd)  # somebody has written it: it is removed and made again
 
 
 def _made(served: ServedSet, options: ImageOptions) -> CachedFile:
@@ -115,7 +115,7 @@ def _quick_key(served: ServedSet, options: ImageOptions) -> str | None:
     try:
         states = [(shard.key, shard.name, Fingerprint.at(shard.path)) for shard in shards]
     except ShardError:
-        return None  # what that means is decided where the set is opened
+        return None  # opening the set decides what that means
     return _key(states, (tree.layout, tree.names, served.partial), options)
 
 
@@ -140,6 +140,6 @@ def _key(
     *,
     is_damaged: bool = False,
 ) -> str:
-    # The version, for what is shown of the same shards may be other names in a later one.
+    # The version, because a later one may show the same shards with other names.
     text = repr((__version__, erofs_header.LAYOUT, options, view, [*states], [*read], is_damaged))
     return hashlib.blake2b(text.encode(errors="surrogateescape"), digest_size=16).hexdigest()

@@ -1,12 +1,12 @@
 """Makes the tables of a shard for an image: objects and names, with the place of each file in a device.
 
 A shard is one table, unless much of its content is stored in the image: then it is several, so that memory stays
-small. Directories can lie outside of the tables: those that hold names of several shards, or of several tables.
+small. Directories that hold names of several shards, or of several tables, lie outside of the tables.
 
-What no pointer can reach is stored in the image: decoded members, fields of JSON, values of label files, sparse
-members whose parts do not begin at blocks, and content in a last block of a shard that is not whole. Of a shard
-that ends too early, everything from the first missing block on is on a device that does not exist, and so is a
-field of JSON that cannot be parsed: reading it fails.
+Content that no pointer can reach is stored in the image: fields of JSON, values of label files, sparse members
+whose parts do not begin at blocks, and content in a last block of a shard that is not whole. If a shard ends too
+early, everything from the first missing block on is on a device that does not exist, so reading it fails. A field
+of JSON that cannot be parsed is there, too.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class ContentPlaces:
         devices = [*map(self._device, contents.paths), DeviceFile(0, 0)]
         numbers, rooms = np.array([[device.number, device.size // BLOCK] for device in devices], np.int64).T
         file, start = contents.file[members], contents.start[members]
-        at = np.maximum(file, -1)  # the last row is of those that are in no file
+        at = np.maximum(file, -1)  # the last row is of members that are in no file
         whole = start // BLOCK + blocks_of_all(sizes) <= rooms[at]
         device = np.where(file < 0, file, np.where(whole, numbers[at], APART))
         device[sizes == 0] = 0
@@ -91,7 +91,7 @@ class ContentPlaces:
     def of(self, content: Content) -> Place | Chunks | bytes:
         """Return the place of a file that lies in one piece; else where its chunks are, or its bytes.
 
-        Raises ImageError, and ShardErrors when what is stored cannot be read.
+        Raises ImageError, and ShardErrors when stored content cannot be read.
         """
         if not content.size:
             return NOWHERE
@@ -104,14 +104,14 @@ class ContentPlaces:
                     raise
                 return self._unreadable(content, self._missing)
         device = self._device(content.file.path)
-        if len(pieces.size) and pieces.size[0] == content.size:  # else there are holes, or nothing else
+        if len(pieces.size) and pieces.size[0] == content.size:  # no rest, or only holes
             first = int(pieces.place[0]) // BLOCK
             if first + blocks_of(content.size) <= device.size // BLOCK:
                 return Place(device.number, first)
         return self._chunks(content, pieces, device)
 
     def _unreadable(self, content: Content, missing: int) -> Chunks:
-        """Return a file that is made of what is damaged: reading it fails, as on a mount."""
+        """Return a file that is made of damaged data: reading it fails, as on a mount."""
         bits = _bits_of_small_chunks(content.size)
         count = -(-content.size // (BLOCK << bits))
         return Chunks(bits, np.full(count, missing, np.int64), np.zeros(count, np.int64), b"")
@@ -244,8 +244,8 @@ class ShardFiles:
 class _Layout:
     """The things that are shown of a shard, and their names, in columns.
 
-    A *thing* is a directory (folders, then samples) or a file, numbered in this order; an *object* is a thing that
-    lies in a table, numbered in the order of the shard, so that what belongs together lies together.
+    A *thing* is a directory (folders, then samples) or a file, numbered in this order. An *object* is a thing that
+    lies in a table. Objects are numbered in the order of the shard, so that a sample and its files lie together.
     """
 
     directories: int  # how many there are: the first things
@@ -285,7 +285,7 @@ class _Layout:
 
 
 class ShardTables:
-    """Tables of what is shown of a shard, with the modes of directories and files.
+    """Tables of the names and files of a shard, with the modes of directories and files.
 
     The top is in the directory with the inode number `parent`. `outside` are the inode numbers of folders that lie
     outside of the tables, -1 for the others; where one table is not enough, all do.
@@ -326,7 +326,7 @@ class ShardTables:
         files = layout.thing_of[is_file] - layout.directories
         sizes = np.zeros(count, np.int64)
         sizes[is_file] = self._files.stored_sizes[files]
-        begins = ~is_file  # what a table can begin with
+        begins = ~is_file  # objects that a table can begin with
         begins[is_file] = layout.outside[layout.first_holder[files]] >= 0
         possible, before = np.append(np.flatnonzero(begins), count), np.append(0, np.cumsum(sizes))
         bounds = [0]

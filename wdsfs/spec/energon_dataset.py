@@ -40,7 +40,7 @@ def dataset_at(directory: str) -> str | None:
     if base == META:
         return parent
     try:
-        return directory if _first(directory, INFO) else None
+        return directory if _first_existing(directory, INFO) else None
     except DeniedObject:  # the listing of the directory reports what is wrong
         return None
     except Unreachable as error:
@@ -55,11 +55,11 @@ def read_shards(dataset: str, split: str | None, split_file: str | None = None) 
 
     Raises SpecError, UnreadableShard.
     """
-    info = _first(dataset, INFO)
+    info = _first_existing(dataset, INFO)
     if info is None:
         raise SpecError(f"{os.path.join(dataset, META)!r} has no {INFO[0]}: `energon prepare` writes it")
     shards = dict(load_file(info).need("shard_counts").named())
-    split_file = split_file or _first(dataset, _SPLIT)
+    split_file = split_file or _first_existing(dataset, _SPLIT)
     splits = None if split_file is None else load_file(split_file)
     if splits is not None:
         splits.allow(("split_parts", "exclude"))
@@ -147,7 +147,7 @@ def _excluded(exclude: Field | None, shards: Collection[str]) -> _Excluded:
     return excluded
 
 
-def _first(dataset: str, names: tuple[str, ...]) -> str | None:
+def _first_existing(dataset: str, names: tuple[str, ...]) -> str | None:
     """Return the first of these files that exists."""
     paths = (os.path.join(dataset, META, name) for name in names)
     return next((path for path in paths if objects.is_file(path)), None)

@@ -266,7 +266,7 @@ def _fits(parts: Sequence[str], patterns: Sequence[str]) -> bool:
     All places of the pattern where a match can be are followed at once: one by one they would be exponentially
     many for many `**`, and the pattern may come from another user's list.
     """
-    places = _past_stars({0}, patterns)
+    places = _places_after_stars({0}, patterns)
     for part in parts:
         following = set()
         for place in places - {len(patterns)}:
@@ -277,11 +277,11 @@ def _fits(parts: Sequence[str], patterns: Sequence[str]) -> bool:
                 following.add(place)
             elif fnmatchcase(part, pattern):
                 following.add(place + 1)
-        places = _past_stars(following, patterns)
+        places = _places_after_stars(following, patterns)
     return len(patterns) in places
 
 
-def _past_stars(places: set[int], patterns: Sequence[str]) -> set[int]:
+def _places_after_stars(places: set[int], patterns: Sequence[str]) -> set[int]:
     """Return these places, and those after each `**`, which may match no part at all."""
     reached = set(places)
     for place, pattern in enumerate(patterns):

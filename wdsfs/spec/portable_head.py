@@ -172,7 +172,7 @@ class IndexFile:
         Sends no request. Only rows with an ETag count: a request with it is answered for no other object. Returns
         the paths of the shards. Raises SpecError.
         """
-        rows, certain = self.rows(base), self._certain()
+        rows, certain = self.rows(base), self._strong_etags()
         known = {path: row for path, row in rows.items() if certain[row] and urls.is_remote(path)}
         if known:
             # One table for all of its users, where it can be.
@@ -180,7 +180,7 @@ class IndexFile:
             DOOR.remote.presume(f"{self.path}\0{self.base(base)}", presumption)
         return list(map(os.fsdecode, known))
 
-    def _certain(self) -> bytes:
+    def _strong_etags(self) -> bytes:
         """Return a byte for each row: 1 if it has a strong ETag that its store has made."""
         table, certain = self._table, bytearray(self.count)
         for row, (etag, path) in enumerate(_LENGTHS.iter_unpack(table[: self.count * ROW_SIZE])):

@@ -102,7 +102,7 @@ def decode(batch: Batch) -> tuple[Chunk, Problem | None]:
                 names[row] = extended.name
             if extended.mtime is not None:
                 mtimes[row] = extended.mtime
-    _settle_types(chunk, [row for row in batch.old_directories if row < count])
+    _reduce_types(chunk, [row for row in batch.old_directories if row < count])
     _read_links(chunk, table, batch.extended)
     return chunk, damage
 
@@ -160,7 +160,7 @@ def _join_prefixes(table: NDArray[np.uint8], names: list[Any]) -> None:
         names[row] = prefix + b"/" + names[row]
 
 
-def _settle_types(chunk: Chunk, old_directories: list[int]) -> None:
+def _reduce_types(chunk: Chunk, old_directories: list[int]) -> None:
     """Reduce the type flags to the seven of POSIX and take the slash off directories."""
     types, names = chunk.types, chunk.names
     types[old_directories] = DIRECTORY

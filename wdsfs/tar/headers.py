@@ -204,7 +204,7 @@ def encode(name: bytes, size: int, mtime: int, common: Collection[bytes] = ()) -
     prefix_and_base = _split(name)
     if prefix_and_base is not None and not common and size <= OCTAL_MAX and 0 <= mtime <= OCTAL_MAX:
         return _ustar(prefix_and_base[1], size, mtime, b"0", prefix_and_base[0])  # nearly always
-    records = _needed(name, size, mtime, prefix_and_base is not None, common)
+    records = _needed_records(name, size, mtime, prefix_and_base is not None, common)
     # Readers without PAX take the start of the name, and 0 for a number that does not fit, as from tarfile.
     prefix, base = prefix_and_base or (b"", name.replace(b"\0", b"?")[:NAME_BYTES])
     own = _ustar(base, size if size <= OCTAL_MAX else 0, mtime if 0 <= mtime <= OCTAL_MAX else 0, b"0", prefix)
@@ -216,7 +216,7 @@ def padding(size: int) -> int:
     return -size % BLOCK
 
 
-def _needed(
+def _needed_records(
     name: bytes, size: int, mtime: int, name_fits: bool, common: Collection[bytes]
 ) -> list[tuple[bytes, bytes]]:
     """Return the PAX records that the member needs, in the order in which they are written."""

@@ -124,7 +124,7 @@ class Draft:
             record.mtimes_ns(range(record.members)),
         )
         self.links: dict[int, bytes] = {}
-        self._settle_links(flags)
+        self._resolve_links(flags)
         self.places: list[dict[str, Any]] = [self.shard_place(self.path, record)]
         self.shard_places: dict[bytes, int] = {}
         self.values = Values()
@@ -133,7 +133,7 @@ class Draft:
         self.if_shown: dict[int, Problem] = {}
         self.classes: list[bytes | None] = [None] * len(self.paths)
 
-    def _settle_links(self, flags: NDArray[np.uint8]) -> None:
+    def _resolve_links(self, flags: NDArray[np.uint8]) -> None:
         """Turn each hard link into a file; leave out links that dangle."""
         record = self.record
         if record.is_plain:

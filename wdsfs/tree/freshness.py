@@ -144,15 +144,15 @@ class Freshness:
         self.states: dict[int, State] = {}
         self.heard = 0  # the alarms that this process has acted on
         self._look, self._changed = look, changed
-        self._believed = 0.0  # looks from before this moment (monotonic seconds) are not believed
-        self._said = ""  # the last error that was logged
+        self._valid_since = 0.0  # looks from before this moment (monotonic seconds) are not believed
+        self._logged_error = ""  # the last error that was logged
 
     def fingerprint(self, number: int) -> Fingerprint:
         """Return the fingerprint of a shard, at most a second old. Raises MissingShard, UnreadableShard."""
         state, now, alarms = self.states.get(number), time.monotonic(), self.tags.alarms
         if alarms != self.heard:
-            self.heard, self._believed = alarms, now
-        if state is None or now - state.checked >= FRESH_SECONDS or state.checked < self._believed:
+            self.heard, self._valid_since = alarms, now
+        if state is None or now - state.checked >= FRESH_SECONDS or state.checked < self._valid_since:
             return self._look_again(number, state, now)
         return state.fingerprint if state.fingerprint != GONE else self._look_again(number, state, now)
 
@@ -166,19 +166,19 @@ class Freshness:
         except ShardError as error:
             if state is not None and state.fingerprint != GONE:
                 # A refusal is logged already. A view that lacks a companion gives the same error for many shards.
-                if str(error) != self._said and not isinstance(error, RefusedShard):
+                if str(error) != self._logged_error and not isinstance(error, RefusedShard):
                     # A followed set is about to lose the shard, as its user wants.
                     is_wanted = self.tags.followed and isinstance(error, MissingShard)
                     level = logging.INFO if is_wanted else logging.ERROR
                     log.log(level, "%s; open files of the shard get ESTALE", error)
-                self._said = str(error)
+                self._logged_error = str(error)
                 self._changed(number, state.fingerprint, GONE)
                 self.states[number] = State(GONE, now, state.tag)
             raise
         if state is None:
             self.states[number] = State(fingerprint, now, self.tags.of(number, fingerprint))
         elif state.fingerprint != fingerprint:
-            self._said = ""
+            self._logged_error = ""
             self._changed(number, state.fingerprint, fingerprint)
             self.states[number] = State(fingerprint, now, self.tags.of(number, fingerprint))
         else:

@@ -175,7 +175,7 @@ def _checked_file(text: str, table: str | None, column: str | None, option: str,
     shown = objects.without_secrets(text) if is_url else text
     path = objects.path_of_url(text) if is_url else os.path.abspath(text)
     if not objects.is_file(path):
-        raise UsageError(f"{option} {shown}: {_why_not(path)}")
+        raise UsageError(f"{option} {shown}: {_refusal_of(path)}")
     kind = _kind_of(path) or _kind_by_content(path) or (TEXT if is_list else None)
     if kind is None or (kind == NPY and not is_list):
         known = " ".join(suffix for suffix, some in KIND_OF_SUFFIX.items() if some != NPY)
@@ -193,7 +193,7 @@ def refuse_empty(text: str, option: str) -> None:
         raise UsageError(f"{option} '': name the file")
 
 
-def _why_not(path: str) -> str:
+def _refusal_of(path: str) -> str:
     if os.path.isdir(path):
         return "is a directory"
     return "is no file that can be read again" if os.path.exists(path) else "there is no such file"

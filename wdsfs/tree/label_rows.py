@@ -503,7 +503,7 @@ class _Bounds:
             raise label_error(self._file, line, text)
 
 
-def _may(action: int, name: str | None, _: str | None, __: str | None, by: str | None) -> int:
+def _authorize(action: int, name: str | None, _: str | None, __: str | None, by: str | None) -> int:
     """Allow SQLite to read stored tables; refuse anything that has to be computed: views, functions."""
     is_read = action in (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ) and by is None
     return sqlite3.SQLITE_OK if is_read or (action, name) in _PRAGMAS else sqlite3.SQLITE_DENY
@@ -514,7 +514,7 @@ def _guarded(uri: str, bounds: _Bounds) -> Iterator[sqlite3.Connection]:
     """Open a database of another user to read. Raises sqlite3.Error, also for errors in the block."""
     with contextlib.closing(sqlite3.connect(uri, uri=True)) as db:
         db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, VALUE_MAX)
-        db.set_authorizer(_may)
+        db.set_authorizer(_authorize)
         db.set_progress_handler(bounds.is_spent, _STEPS)
         # Text that is not UTF-8 stays unchanged.
         db.text_factory = lambda raw: raw.decode("utf-8", "surrogateescape")

@@ -84,7 +84,7 @@ class MergedTree(ShardTree):
         self._suffixes = {shard_suffix(lower.shards[number].name): number for number in lower.numbers}
         self._generation, self._tag = -1, 0
         self._key, self._table, self._snapshot = b"", PathTable.parse(memoryview(PathTable.build(0, []))), -1
-        self._last_look, self._heard = 0.0, 0
+        self._last_look, self._seen_alarms = 0.0, 0
         self._places: OrderedDict[int, MergedPlace] = OrderedDict()
 
     # --- the table of the set
@@ -145,15 +145,15 @@ class MergedTree(ShardTree):
             self._table, self._snapshot = table, self.lower.index.snapshot
         return self._table
 
-    def _look_around(self) -> bool:
+    def _check_all(self) -> bool:
         """Check all shards, since any of them may have a new name; return True if a shard has changed.
 
         Does so every few seconds only, and after an alarm.
         """
         alarms = self.lower.generations.alarms
-        if time.monotonic() - self._last_look < LOOK_SECONDS and alarms == self._heard:
+        if time.monotonic() - self._last_look < LOOK_SECONDS and alarms == self._seen_alarms:
             return False
-        self._heard = alarms
+        self._seen_alarms = alarms
         self.lower.look_at_all()
         self._last_look = time.monotonic()
         return self._generation != self.lower.generation
@@ -276,7 +276,7 @@ class MergedTree(ShardTree):
     def _place_of(self, record: Record, folder: int) -> MergedPlace:
         """Return the place of a folder of a shard."""
         place = MergedPlace(b"", self.table.top)
-        for name in reversed([*_names_up(record, folder, self.names)]):
+        for name in reversed([*_names_to_top(record, folder, self.names)]):
             place = place.below(name)
         return place
 
@@ -310,7 +310,7 @@ class MergedTree(ShardTree):
         child = self._find(place, name)
         if child is not None:
             return self._node_of(child)
-        if self._look_around():
+        if self._check_all():
             return self.lookup(parent, name)
         self._refuse_partial()
         where = f"in the directory {text_of(place.path)!r}" if place.path else "at the top"
@@ -362,8 +362,10 @@ class MergedTree(ShardTree):
         A cursor has the set's version (9 bits), the shard's number plus one (21 bits), and the position in the
         record.
         """
-        if self.lower.generations.alarms != self._heard:  # a worker with the new set would refuse the cursors
-            self._look_around()
+        if (
+            self.lower.generations.alarms != self._seen_alarms
+        ):  # a worker with the new set would refuse the cursors
+            self._check_all()
         self._load()
         if inode != ROOT and kind_of(inode) != FOLDER:
             yield from super().listing(inode, after)
@@ -478,7 +480,7 @@ def needs_place(name: bytes, suffix: bytes) -> bool:
     return len(name) + len(suffix) > NAME_MAX or _ENDS_WITH_PLACE.search(name) is not None
 
 
-def _names_up(record: Record, folder: int, shown: ShownNames) -> Iterator[bytes]:
+def _names_to_top(record: Record, folder: int, shown: ShownNames) -> Iterator[bytes]:
     """Yield the shown names of a folder and of its parents, without the top."""
     while folder:
         yield shown.shown(record, position(FOLDER, folder))

@@ -73,7 +73,7 @@ _TARGET_MAX = 4095  # bytes that the kernel reads of a link
 _TOO_LONG = b"the path of this sample is too long for a link"  # leads nowhere
 
 
-def _to(path: bytes) -> bytes:
+def _link_target(path: bytes) -> bytes:
     """Return the target of the link to a sample at this path.
 
     Semantics decision: a target that is longer than the kernel reads is replaced by a text. FUSE would give an
@@ -288,7 +288,7 @@ class NumberedTree:
         parent, name = self.tree.places(inode)[0]
         if self._folder[0] != parent:
             self._folder = parent, folder_path(self.tree, parent)
-        return shard, _to(self._folder[1] + name)
+        return shard, _link_target(self._folder[1] + name)
 
     # --- the directories of links
 
@@ -306,7 +306,7 @@ class NumberedTree:
         first = number * level.children
         return range(first, min(first + level.children, self._count_of(level.samples)))
 
-    def _own(self, inode: int) -> tuple[int, int]:
+    def _kind_and_number(self, inode: int) -> tuple[int, int]:
         """Return kind and number of an inode among the links; kind 0 for others. Raises StaleEntry."""
         what, number = inodes.unpack_extra(inode)
         if not BY_INDEX <= what <= NUMBERED:
@@ -354,7 +354,7 @@ class NumberedTree:
     # --- the tree
 
     def lookup(self, parent: int, name: bytes) -> Node:
-        what, number = self._own(parent)
+        what, number = self._kind_and_number(parent)
         if not what:
             if parent == ROOT and name == NAME and self._has_top():
                 return self._top()
@@ -376,7 +376,7 @@ class NumberedTree:
         return level.name % (child % 1000 if level.child == THOUSAND else child)
 
     def getattr(self, inode: int) -> Node:
-        what, number = self._own(inode)
+        what, number = self._kind_and_number(inode)
         if what:
             return self._node_of(what, number)
         node = self.tree.getattr(inode)
@@ -386,7 +386,7 @@ class NumberedTree:
         )
 
     def readlink(self, inode: int) -> bytes:
-        what, number = self._own(inode)
+        what, number = self._kind_and_number(inode)
         if not what:
             return self.tree.readlink(inode)
         if what != NUMBERED:
@@ -394,7 +394,7 @@ class NumberedTree:
         return self._target(number)[1]
 
     def parent(self, inode: int) -> int:
-        what, number = self._own(inode)
+        what, number = self._kind_and_number(inode)
         if not what:
             return self.tree.parent(inode)
         if what == BY_INDEX:
@@ -403,21 +403,21 @@ class NumberedTree:
         return self._inode(above, 0 if above == BY_INDEX else number // _LEVELS[above].children)
 
     def places(self, inode: int) -> list[tuple[int, bytes]]:
-        what, number = self._own(inode)
+        what, number = self._kind_and_number(inode)
         if not what:
             return self.tree.places(inode)
         name = NAME if what == BY_INDEX else self._name(_LEVELS[_ABOVE[what]], number)
         return [(self.parent(inode), name)]
 
     def open_directory(self, inode: int) -> None:
-        what, _ = self._own(inode)
+        what, _ = self._kind_and_number(inode)
         if not what:
             self.tree.open_directory(inode)
         elif what == NUMBERED:
             raise NotADirectory(f"inode {inode} is a link")
 
     def listing(self, inode: int, after: int = 0) -> Iterator[Entry]:
-        what, number = self._own(inode)
+        what, number = self._kind_and_number(inode)
         if not what:
             if after != _LAST:
                 yield from self.tree.listing(inode, after)
@@ -443,15 +443,15 @@ class NumberedTree:
         return None if inodes.unpack_extra(inode)[0] else self.tree.run(inode, after, most)
 
     def content(self, inode: int) -> Content:
-        if self._own(inode)[0]:
+        if self._kind_and_number(inode)[0]:
             raise IsADirectory(f"inode {inode} is a directory or a link")
         return self.tree.content(inode)
 
     def xattrs(self, inode: int) -> list[bytes]:
-        return [] if self._own(inode)[0] else self.tree.xattrs(inode)
+        return [] if self._kind_and_number(inode)[0] else self.tree.xattrs(inode)
 
     def getxattr(self, inode: int, name: bytes) -> bytes:
-        if self._own(inode)[0]:
+        if self._kind_and_number(inode)[0]:
             raise NoSuchAttribute(f"no attribute {text_of(name)}")
         return self.tree.getxattr(inode, name)
 

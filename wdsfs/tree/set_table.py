@@ -142,7 +142,7 @@ class SetTable:
         if with_values:
             self._read_missing()
         self.left = Left()
-        self.schema = self._settled()
+        self.schema = self._schema()
 
     @property
     def rows(self) -> int:
@@ -180,7 +180,7 @@ class SetTable:
         ]
         return pa.table(arrays, schema=self.schema)
 
-    def _settled(self) -> Any:
+    def _schema(self) -> Any:
         """Return the columns of the table, in the order in which the shards have them."""
         sizes, values = dict[str, None](), dict[str, Any]()
         for shard in range(len(self._lower)):

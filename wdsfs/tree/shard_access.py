@@ -76,15 +76,15 @@ class GuardedAccess(Access):
         self._reasons: dict[bytes, str] = {}
         local = sorted((path for path in paths if not is_remote(path)), key=_directory)
         for directory, inside in itertools.groupby(local, key=_directory):
-            self._note(directory, list(inside))
+            self._note_files(directory, list(inside))
 
-    def _note(self, directory: bytes, paths: Sequence[bytes]) -> None:
+    def _note_files(self, directory: bytes, paths: Sequence[bytes]) -> None:
         """Note the files at these paths, which are all in this directory."""
         try:
             fd = os.open(directory, _LOOK | os.O_DIRECTORY)
         except OSError:  # it may come later
             place = os.path.realpath(directory)
-            self._seen |= {path: _to_come(os.path.join(place, os.path.basename(path))) for path in paths}
+            self._seen |= {path: _absent_file(os.path.join(place, os.path.basename(path))) for path in paths}
             return
         try:
             place, is_foreign = _read_place(fd), trust.has_foreign_links(directory, fd)
@@ -94,7 +94,7 @@ class GuardedAccess(Access):
                     self._note_file(path, os.path.join(place, name), name, fd, is_foreign)
                 except OSError:
                     target = os.path.realpath(path) if os.path.islink(path) else os.path.join(place, name)
-                    self._seen[path] = _to_come(target)
+                    self._seen[path] = _absent_file(target)
         finally:
             os.close(fd)
 
@@ -110,7 +110,7 @@ class GuardedAccess(Access):
             self._seen[path] = _SeenFile(state.st_uid, place, state.st_dev, state.st_ino)
             self._known[path] = Fingerprint.numbered(state)
         else:
-            self._seen[path], self._reasons[path] = _to_come(expected), refusal
+            self._seen[path], self._reasons[path] = _absent_file(expected), refusal
 
     @property
     def refused(self) -> list[str]:
@@ -163,7 +163,7 @@ class GuardedAccess(Access):
         for path in further:
             if not is_remote(path) and path not in new._seen:
                 directory, _, name = path.rpartition(b"/")
-                new._seen[path] = _to_come(os.path.realpath(directory or b"/").rstrip(b"/") + b"/" + name)
+                new._seen[path] = _absent_file(os.path.realpath(directory or b"/").rstrip(b"/") + b"/" + name)
         return new
 
     def to_json(self) -> list[list[Any]] | None:
@@ -212,7 +212,7 @@ def _refusal(path: bytes, fd: int, state: os.stat_result, seen: _SeenFile) -> st
     )
 
 
-def _to_come(place: bytes) -> _SeenFile:
+def _absent_file(place: bytes) -> _SeenFile:
     """Return the file that is accepted where none was at the mount.
 
     Semantics decision: the owner of the directory may put a file there.

@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 MANY = 1000  # files; checking that many takes long on a slow disk, so other workers serve meanwhile
 
 
-class _Hot(NamedTuple):
+class _Current(NamedTuple):
     """Record and file of a shard as `content` found them, valid `until` then (monotonic seconds)."""
 
     tag: int
@@ -70,9 +70,9 @@ class ShardSet:
         # Used at every request, so kept here to save a call.
         self.fingerprint, self.tag = self._freshness.fingerprint, self._freshness.tag
         self._failures = Failures(shards, self._keys, index)
-        self._hot: dict[int, _Hot] = {}  # never without the record and the file being kept
-        self._records = OpenRecords(index, self._cool)
-        self._files = OpenFiles(self.access, descriptors, self._cool, lambda: self.slowly())
+        self._current: dict[int, _Current] = {}  # never without the record and the file being kept
+        self._records = OpenRecords(index, self._drop_current)
+        self._files = OpenFiles(self.access, descriptors, self._drop_current, lambda: self.slowly())
         self.on_files: Callable[[int], None] = lambda _: None  # called with the number of open shards
         # Entered around blocking work, such as unpacking a shard, so that other workers can be started meanwhile.
         self.slowly: Callable[[], AbstractContextManager[None]] = nullcontext
@@ -145,12 +145,12 @@ class ShardSet:
 
     def _forget(self, number: int) -> None:
         self.generation += 1
-        self._cool(number)
+        self._drop_current(number)
         self._records.forget(number)
         self._files.forget(number)
 
-    def _cool(self, number: int) -> None:
-        self._hot.pop(number, None)
+    def _drop_current(self, number: int) -> None:
+        self._current.pop(number, None)
 
     def version(self) -> int:
         """Return a number that differs after each change of a shard that this process has noticed.
@@ -233,11 +233,11 @@ class ShardSet:
     def renew(self) -> None:
         """Take a new snapshot of the index, with the records of other processes; no record stays valid."""
         self.index.renew()
-        self._hot.clear()
+        self._current.clear()
         self._records.renewed()
 
     def _drop_records(self) -> None:
-        self._hot.clear()
+        self._current.clear()
         self._records.clear()
 
     def was_indexed_elsewhere(self, number: int) -> bool:
@@ -265,7 +265,7 @@ class ShardSet:
     def install(self, number: int, data: bytes) -> None:
         """Store a record that `build` made. Raises MissingShard, UnreadableShard."""
         self.index.store([(self._keys[number], data)])
-        self._hot.clear()
+        self._current.clear()
         self._records.renewed()
         self.generation += 1
         self._freshness.look_again(number)
@@ -377,21 +377,21 @@ class ShardSet:
 
     def content(self, number: int, tag: int, member: int) -> Content:
         """Return the place of the bytes of a member. Raises what `record` raises."""
-        hot = self._hot.get(number)
+        current = self._current.get(number)
         if (
-            hot is None
-            or hot.tag != tag
-            or hot.until < time.monotonic()
+            current is None
+            or current.tag != tag
+            or current.until < time.monotonic()
             or self._tags.alarms != self._freshness.heard  # a shard has changed: check again
             or self._records.snapshot != self.index.snapshot
         ):
-            hot = self._warm(number, tag)
-        record = hot.record
+            current = self._current_of(number, tag)
+        record = current.record
         if record.moved is not None and member not in record.moved:
-            self._compare(number, record, member, hot.file)
+            self._compare(number, record, member, current.file)
         data, size = record.extent(member)
-        content = Content(hot.file, data, size, record.extents(member))
-        if hot.file.remote is not None:
+        content = Content(current.file, data, size, record.extents(member))
+        if current.file.remote is not None:
             content.sample = lambda: _sample_ranges(record, member)
         return content
 
@@ -407,12 +407,12 @@ class ShardSet:
         """Return the content of all members, as `content`; no file is looked at. Raises what `record` raises."""
         return content_in_shard(self.record(number), self.shards[number].path)
 
-    def _warm(self, number: int, tag: int) -> _Hot:
+    def _current_of(self, number: int, tag: int) -> _Current:
         record = self.record(number, tag)
-        hot = self._hot[number] = _Hot(
+        current = self._current[number] = _Current(
             tag, self._freshness.believed_until(number), record, self._file(number, record)
         )
-        return hot
+        return current
 
     def _file(self, number: int, record: Record) -> ShardFile:
         file = self._files.get(number, record.fingerprint)
@@ -450,7 +450,7 @@ class ShardSet:
         except OSError as error:
             raise UnreadableShard(f"{self.path_text(number)}: {error.strerror}") from None
         if not same:
-            self._spoil(number)
+            self._drop_changed(number)
             raise StaleShard(f"{self.path_text(number)} has other content than its index, with the same times")
         return ctime_ns
 
@@ -461,10 +461,10 @@ class ShardSet:
         except OSError as error:
             raise UnreadableShard(f"{self.path_text(number)}: {error.strerror}") from None
         if not same:
-            self._spoil(number)
+            self._drop_changed(number)
             raise StaleShard(f"{self.path_text(number)} is not the shard of its index, but another of its size")
 
-    def _spoil(self, number: int) -> None:
+    def _drop_changed(self, number: int) -> None:
         """Drop the record of a shard that has changed although its fingerprint is the same."""
         log.warning("%s has changed without a new time, so it is indexed again", self.path_text(number))
         self._reconsider(number)

@@ -106,29 +106,29 @@ class ShownNames:
         """
         kind, index = kind_of(where), index_of(where)
         if kind == SAMPLE:
-            yield from _after(MEMBER, record.entry_members(index), after)
+            yield from _positions_after(MEMBER, record.entry_members(index), after)
             return
         if self.files_layout:
             if kind_of(after) in (0, FOLDER):
-                yield from _after(FOLDER, record.child_folders(index), after)
+                yield from _positions_after(FOLDER, record.child_folders(index), after)
             entries = record.folder_entries(index)
             members = range(record.entry_member[entries.start], record.entry_member[entries.stop])
-            for child in _after(MEMBER, members, after):
+            for child in _positions_after(MEMBER, members, after):
                 if not record.has_links or record.link_target(index_of(child)) is not None:
                     yield child
             return
         if kind_of(after) in (0, MEMBER):
             twin = record.twin_sample(index)
             if twin is not None:
-                yield from _after(MEMBER, record.entry_members(twin), after)
+                yield from _positions_after(MEMBER, record.entry_members(twin), after)
             after = 0
         if kind_of(after) in (0, FOLDER):
-            for child in _after(FOLDER, record.child_folders(index), after):
+            for child in _positions_after(FOLDER, record.child_folders(index), after):
                 if record.all_sampled or self.is_shown(record, index_of(child)):
                     yield child
             after = 0
         hidden = STRAY if twins else STRAY | TWIN
-        for child in _after(SAMPLE, record.folder_entries(index), after):
+        for child in _positions_after(SAMPLE, record.folder_entries(index), after):
             if not record.entry_flags[index_of(child)] & hidden:
                 yield child
 
@@ -173,7 +173,7 @@ class ShownNames:
         return home_of(record, position(SAMPLE, entry))
 
 
-def _after(kind: int, indexes: range, after: int) -> Iterator[int]:
+def _positions_after(kind: int, indexes: range, after: int) -> Iterator[int]:
     """Return positions of these indexes after the cursor `after`."""
     first = max(indexes.start, index_of(after) + 1) if kind_of(after) == kind else indexes.start
     base = kind << 30

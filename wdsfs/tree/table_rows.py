@@ -80,7 +80,7 @@ def kinds_of(composition: Composition, record: Record) -> KindOf:
     if these turn out to be texts.
     """
     named = {os.fsdecode(column.name): os.fsdecode(column.alternatives[0]) for column in composition.columns}
-    added = {**dict.fromkeys(_small(record), _SMALL), **dict.fromkeys(_added(record), INTEGER)}
+    added = {**dict.fromkeys(_small_columns(record), _SMALL), **dict.fromkeys(_added(record), INTEGER)}
 
     def kind_of(column: str) -> int | None:
         first = column.partition("~")[0]  # a second one of a sample is `txt~2`
@@ -99,7 +99,7 @@ def _added(record: Record) -> list[str]:
     return [os.fsdecode(record.extension_name[extension]) for extension in extensions]
 
 
-def _small(record: Record) -> list[str]:
+def _small_columns(record: Record) -> list[str]:
     """Return the columns without a large file; no pictures."""
     extensions = record.array("member.ext")
     largest = np.zeros(len(record.extension_name), np.int64)

@@ -448,7 +448,7 @@ def _name_of(column: Column) -> bytes:
 
 def _matches(draft: Draft, column: Column) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the rank of the alternative that each row matches, or -1; and for each extension the shown one."""
-    typed = _typed(draft, column.alternatives)
+    typed = _matching_extensions(draft, column.alternatives)
     if column.name:
         name = draft.number_of(column.name)
         typed = {number: (rank, name) for number, (rank, _) in typed.items()}
@@ -474,7 +474,7 @@ def _columns_hint(draft: Draft, alternatives: tuple[bytes, ...]) -> str:
     return hint
 
 
-def _typed(draft: Draft, alternatives: tuple[bytes, ...]) -> dict[int, tuple[int, int]]:
+def _matching_extensions(draft: Draft, alternatives: tuple[bytes, ...]) -> dict[int, tuple[int, int]]:
     """Return the extensions that match one of these, with its rank and the number of the shown one."""
     ranks = {extension: rank for rank, extension in reversed([*enumerate(alternatives)])}
     if not draft.options.ignore_case:
