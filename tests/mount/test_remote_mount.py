@@ -149,7 +149,7 @@ def test_a_replaced_object_is_stale_and_then_the_new_one(
 def test_without_the_server_what_is_cached_is_served(program: Program, web: WebServer) -> None:
     # Not 1: it also limits how long an answer of the server may take, which runs on a thread of the tests.
     with cold_mount(program, web, "--store-option", "total_time=2") as mounted:
-        mounted.expect_log("x-0.tar: its store answers 503; this was tried for up to 2 s")
+        mounted.expect_log("x-0.tar: its store answers 503; wdsfs tried for up to 2 s")
         mounted.allow_log("x-[01].tar")
         image_5 = (mounted.path / "x-0" / "005" / "jpg").read_bytes()
         web.handler = silence

@@ -1,11 +1,11 @@
 """Requests of the kernel by FUSE: received, parsed and answered, and the processes that do so.
 
-`protocol.py` has the layouts of the kernel's messages; `read_ops.py` and `write_ops.py` translate requests into
-calls of a tree, and errors into errnos; `fuse_device.py` is the descriptor, and the loop of a worker that answers
-its requests; `supervisor.py` forks workers, replaces workers that die or hang, and makes the kernel send their
-requests again; `child_process.py` has the other processes that it forks, `counters.py` the memory that these
-processes share. Workers note readers in order (`pass_notes.py`); the pusher (`pusher.py`) puts what these will
-read into the kernel's cache (`page_cache.py`), and has what they will list listed (`lister.py`).
-Decided here is which process answers and what the kernel may cache; what a name or a change means is decided by
-the trees (`tree`, `overlay`). Start with `read_ops.py`.
+`protocol.py` has the layouts of the kernel's messages. `read_ops.py` and `write_ops.py` translate requests into
+calls of a tree, and errors into errnos. `fuse_device.py` is the descriptor, and the loop of a worker that answers
+its requests. `supervisor.py` forks workers, replaces workers that die or hang, and makes the kernel send their
+requests again. `child_process.py` has the other processes that it forks, `counters.py` the memory that these
+processes share. Workers note readers in order (`pass_notes.py`). The pusher (`pusher.py`) reads ahead of them into
+the kernel's cache (`page_cache.py`), and lists ahead of them (`lister.py`). Decided here is which process answers
+and what the kernel may cache; what a name or a change means is decided by the trees (`tree`, `overlay`). Start
+with `read_ops.py`.
 """

@@ -272,6 +272,6 @@ class Slot:
         return self._words[_REQUEST] if self._words[_SINCE] else None
 
     def reset(self) -> None:
-        """Clear the state of a worker that is gone; its totals stay."""
+        """Clear the state of a worker that is gone, but not its totals."""
         for word in (_SINCE, _WAITING, _OPEN_FILES, _PID, _RETIRED):
             self._words[word] = 0

@@ -76,7 +76,7 @@ _MODE = 9
 class Request:
     """A message of the kernel with its header taken apart.
 
-    `node` is an inode number, `pid` the number of the thread that asks. `body` is what comes after the header: it
+    `node` is an inode number, `pid` the number of the thread that asks. `body` has the bytes after the header: it
     lies in the memory in which the message was received, and is valid until the next request.
     """
 

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-WORKERS_MAX = 16  # including those that wait for disks
+WORKERS_MAX = 16  # including workers that wait for disks
 HANG_SECONDS = 60.0  # after which a worker at one request, without waiting for a disk, is replaced
 WATCHDOG_SECONDS = 1.0  # interval of the watchdog
 LATE_MAX = 8  # retired workers that may finish their long work, also when another change comes meanwhile
@@ -55,7 +55,7 @@ RETIRE_SECONDS = 1.0  # how long a worker that does not wait for a disk may take
 HELPER_SECONDS = 10.0  # how long the end of the mount waits for the follower, and for the pusher
 PUSHER_SECONDS = 1.0  # before a pusher is forked again
 CRASHES_MAX = 5  # deaths in a row without a single answer in between
-QUARANTINE_SECONDS = 0.3  # how long requests get EIO then; those in flight are sent again at once
+QUARANTINE_SECONDS = 0.3  # how long requests get EIO then; requests in flight are sent again at once
 
 _SURPLUS, _AGAIN = 10, 11  # exit codes of a worker that is not needed any more, and of one that has to be replaced
 _BACKOFF = (0.0, 0.0, 0.05, 0.2, 0.5, 1.0)  # seconds before a replacement, by crashes in a row
@@ -117,8 +117,8 @@ class Supervisor:
     """Serves pyfuse3's session, which must have been mounted, with several processes.
 
     `make_tree` is called in each worker: it opens everything again, since neither LMDB nor descriptors with a
-    position may be shared over a fork. `follow` is called in a process of its own; it reports changes of shards
-    to the kernel, and returns when the file system is gone.
+    position may be shared over a fork. `follow` is called in a process of its own: there it reports changes of
+    shards to the kernel, and returns when the file system is gone.
     """
 
     def __init__(
@@ -177,7 +177,7 @@ class Supervisor:
     # --- from the start of the mount to its end
 
     async def run(self) -> None:
-        """Fork the workers, and replace those that end, until the file system is unmounted."""
+        """Fork the workers, and replace workers that end, until the file system is unmounted."""
         gc.freeze()  # so that the memory of present objects stays shared: the workers' collectors skip them
         async with trio.open_nursery() as nursery:
             with trio.open_signal_receiver(signal.SIGCHLD) as deaths:
@@ -231,7 +231,7 @@ class Supervisor:
         self.board.helper = self._follower.pid
 
     def _refuse(self, device: int, stop: Callable[[], object]) -> None:
-        """Answer requests with EIO, also those that workers had, until `stop` says so, or the mount is gone.
+        """Answer requests with EIO, also requests that workers had, until `stop` says so, or the mount is gone.
 
         REQUIRES: there are no workers.
         """
@@ -323,7 +323,7 @@ class Supervisor:
         return 0
 
     async def _keep_pusher(self) -> None:
-        """Fork a pusher when a pass calls for one; it ends by itself when there is none for some time."""
+        """Fork a pusher when a pass calls for one. A pusher without a pass ends by itself after some time."""
         pusher = self._pusher
         while pusher is not None and not pusher.passes.off:
             await trio.lowlevel.wait_readable(pusher.passes.calls)
@@ -340,7 +340,7 @@ class Supervisor:
         return push_ahead(mount, cast(LowerTree, self.make_tree()), self._pusher.passes)
 
     def _leave_supervisor(self) -> None:
-        """Close, in a helper, what would keep the mount and the workers' requests alive."""
+        """Close, in a helper, the descriptors that would keep the mount and the workers' requests alive."""
         os.close(self._living)
         self._close_devices()
 
@@ -419,7 +419,7 @@ class Supervisor:
             return True
         elif code != _SURPLUS and not self._ended:
             how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-            log.warning("worker %s ended (%s); it is replaced", worker.pid, how)
+            log.warning("worker %s ended (%s): replacing it", worker.pid, how)
             self._blame(self.board.slot(worker.slot).request, worker.started)
             return True
         return False
@@ -427,14 +427,14 @@ class Supervisor:
     def _blame(self, request: int | None, started: int) -> None:
         """Count a death against a request; workers refuse one that keeps killing them."""
         if request is not None and self.board.blame(request, started) == DEADLY:
-            log.error("%s workers have died at the same request; it gets EIO for %g s", DEADLY, DEADLY_NS / 1e9)
+            log.error("%s workers have died at the same request, which gets EIO for %g s", DEADLY, DEADLY_NS / 1e9)
 
     async def _replace(self, dead: list[Worker]) -> None:
         if not dead or self._ended:
             return
         self.board.replaced(len(dead))
         self._crashes.add(dead, self.board.done)
-        self._resend()  # requests in flight come before those that are new
+        self._resend()  # requests in flight come before new ones
         await trio.sleep(self._crashes.pause)
         self._top_up()
 
@@ -448,7 +448,7 @@ class Supervisor:
             log.error("the fetcher cannot be started: %s", error.strerror)
 
     async def _watch(self) -> None:
-        """Watch the workers, and replace those that hang."""
+        """Watch the workers, and replace workers that hang."""
         while True:
             await trio.sleep(WATCHDOG_SECONDS)
             self._keep_fetcher()
@@ -456,7 +456,7 @@ class Supervisor:
             for worker in self.workers.values():
                 seconds = self.board.slot(worker.slot).busy_seconds
                 if seconds > HANG_SECONDS:
-                    log.error("worker %s has been at one request for %.0f s; it is replaced", worker.pid, seconds)
+                    log.error("worker %s has been at one request for %.0f s: replacing it", worker.pid, seconds)
                     os.kill(worker.pid, signal.SIGKILL)
 
     async def _hear_calls(self) -> None:
@@ -513,7 +513,7 @@ class Supervisor:
         try:
             tree.close(clean)
         except OSError as error:  # the mount is gone; writers have got the result of their fsync
-            log.error("what was written last may not be on disk: %s", error)
+            log.error("the last writes may not be on disk: %s", error)
 
     def _close_devices(self) -> None:
         """Close, in a child, the descriptors of other workers, so that their requests in flight end with them."""

@@ -1,4 +1,4 @@
-"""FUSE requests that change something (create, write, rename), beside those that `read_ops.py` answers.
+"""FUSE requests that change something (create, write, rename), besides the requests that `read_ops.py` answers.
 
 No policy here either: what a change means is decided in `overlay/writable_tree.py`. One worker serves a writable
 mount. The tree's journal learns which requests the kernel has sent again after the death of a worker: such a
@@ -38,7 +38,7 @@ WRITE_MAX = 1 << 20  # bytes of one WRITE
 ROOM = WRITE_MAX + protocol.PAGE  # bytes of the largest request
 FLAGS = READ_FLAGS | protocol.HANDLE_KILLPRIV_V2
 
-# Requests that the kernel may send before those that it sends again.
+# Requests that the kernel may send before the ones that it sends again.
 _OUT_OF_TURN = (protocol.FORGET, protocol.BATCH_FORGET, protocol.INTERRUPT)
 # Errors of the upper that are the caller's, and no fault of the mount that its owner should know about.
 _CALLERS_ERRORS = frozenset(

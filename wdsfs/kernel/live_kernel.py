@@ -206,8 +206,8 @@ class KernelMount(LiveMount):
     def _of_earlier_release(self) -> MountError:
         place, overlay = shlex.quote(self.mountpoint), shlex.quote(str(self.overlay))
         return MountError(
-            f"{self.mountpoint}: an earlier wdsfs mounted its overlay by the kernel, and this wdsfs can only unmount "
-            f"it. Its changes are kept: wdsfs umount {place}, then mount the SHARDS with --overlay {overlay}"
+            f"{self.mountpoint}: an earlier wdsfs mounted its overlay by the kernel, and this wdsfs can only "
+            f"unmount. The changes are kept: wdsfs umount {place}, then mount the SHARDS with --overlay {overlay}"
         )
 
     def lower(self) -> NoReturn:

@@ -5,8 +5,8 @@ so that all bytes are of the same content. The rooms above decide what to mount 
 which cached objects are evicted. Start with `client.py`.
 
 - `remote_shards.py` answers the door: it has the URLs with their secrets, and the last pins.
-- `client.py` reads from the cache and asks the fetcher for the rest, in frames of `messages.py`; it
-  starts the fetcher. `settings.py` has the options of stores.
+- `client.py` reads from the cache and asks the fetcher for the rest, in frames of `messages.py`. It also starts
+the fetcher. `settings.py` has the options of stores.
 - The cache: `object_cache.py` opens objects, `cached_object.py` is one. `spooled.py` fills it with objects that
   come only once.
 - `fetcher.py` is the only process that speaks to the network, and answers the kernel.

@@ -266,7 +266,7 @@ class ETags:
         require_same(url, self._compared(url, pin), now)
 
     def _compared(self, url: Url, pin: Pin) -> Pin:
-        """Return what answers are compared with.
+        """Return the pin with which answers are compared.
 
         An object without Last-Modified keeps its ETag until it is pinned again: its size alone proves less.
         """

@@ -4,9 +4,8 @@ A process makes a `FetcherClient` before it forks. Its children use it, too, and
 connection. It reads cached bytes itself and asks the fetcher for the rest. When the fetcher dies, the client that
 notices it starts another one and asks again: callers see only a delay.
 
-Three things are made once (`Launcher`) and inherited by all fetchers: a listening socket, so that requests wait
-while there is no fetcher; a pipe that ends with the last process that may have requests; and a file in memory with
-the configuration.
+`Launcher` makes three things once, and all fetchers inherit them. Requests wait at a listening socket while there
+is no fetcher. A pipe ends with the last process that may have requests. A file in memory has the configuration.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ _LOOK = struct.pack("ll", int(waits.LOOK_SECONDS), int(waits.LOOK_SECONDS % 1 * 
 
 
 class Launcher:
-    """Keeps one fetcher running for this process and those that it forks."""
+    """Keeps one fetcher running for this process and its forks."""
 
     def __init__(
         self,
@@ -58,7 +57,7 @@ class Launcher:
         first: Url | None = None,
     ) -> None:
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._listener.bind("")  # a name that the kernel chooses; who connects is checked
+        self._listener.bind("")  # a name that the kernel chooses; the user of each connection is checked
         self._listener.listen(WAITING)
         self._life, self._living = os.pipe()
         self._file = os.memfd_create("wdsfs-fetcher")
@@ -109,7 +108,7 @@ class Launcher:
             return True
 
     def _is_starting(self) -> bool:
-        """Return True if a fetcher that this process has started is alive; it may not have the lock yet."""
+        """Return True if a fetcher that this process has started is alive, with the lock or without it."""
         ours = self._started.get(os.getpid())
         if ours is None:
             return False
@@ -122,7 +121,7 @@ class Launcher:
     def _start(self) -> int:
         # It does not inherit standard output: a program that reads that to the end must not wait for the fetcher.
         actions = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0), (os.POSIX_SPAWN_DUP2, 2, 1)]
-        actions += [(os.POSIX_SPAWN_DUP2, fd, fd) for fd in self._inherited]  # which makes it inheritable
+        actions += [(os.POSIX_SPAWN_DUP2, fd, fd) for fd in self._inherited]  # makes it inheritable
         command = [sys.executable, "-P", "-c", _START, str(self._file), *sys.path]
         # In a process group of its own, so that an interrupt from the keyboard does not end it before its clients.
         environment = host.environment() | shared_settings.variables()  # in which it runs the commands of `pipe:`
@@ -145,7 +144,7 @@ class Launcher:
 
 
 class FetcherClient:
-    """Remote objects for this process and those that it forks.
+    """Remote objects for this process and its forks.
 
     `settings` are those of the stores (`settings.Settings.sections`). The fetcher fills
     `cache`, from which clients read. With `device`, requests of the kernel can be handed over.
@@ -525,7 +524,7 @@ class RemoteTar:
         while self._cached is not None and self._cached.complete:
             if not self._cached.verify():
                 return self._cached.fd
-            self._remote.fetch(self.url, self.pin)  # again, what was damaged
+            self._remote.fetch(self.url, self.pin)  # damaged blocks again
         raise UnreadableShard(f"{self.url.shown}: the cache does not keep all of it, and it has to be in a file")
 
     def will_need(self, begin: int, end: int, *, in_parallel: bool = True) -> None:

@@ -28,8 +28,8 @@ from wdsfs.errors import ShardError, SpecError, UnreadableShard, WdsfsError
 # Requests. OPEN, CLOSE, HAND_OVER, INTERRUPT, NOTE and WILL_NEED get no answer on the socket.
 OPEN, CLOSE, READ, HAND_OVER, INTERRUPT, NOTE, WILL_NEED = 1, 2, 3, 4, 5, 6, 7
 HEAD, LIST, FETCH, DESCRIBE, STATS, UPLOAD, COPY = 16, 17, 18, 19, 20, 21, 22
-# Answers: the bytes themselves; they are in the cache; JSON; an error; how far a FETCH is, or that an UPLOAD or a
-# COPY goes on.
+# Answers: the bytes themselves; a note that the bytes are in the cache; JSON; an error; how far a FETCH is, or
+# that an UPLOAD or a COPY goes on.
 DATA, CACHED, RESULT, FAILURE, PROGRESS = 32, 33, 34, 35, 36
 
 STREAM, UNDIVIDED = 1, 2  # of a WILL_NEED: all from here on, in order; one of many ranges, each by one request
@@ -119,7 +119,7 @@ def frames_of(received: bytearray) -> Iterator[Frame]:
         while len(received) - at >= HEAD_SIZE:
             length, kind, number = _FRAME_HEAD.unpack_from(received, at)
             if length > BODY_MAX:
-                raise ValueError("what was received is no frame")
+                raise ValueError("the received bytes are no frame")
             end = at + HEAD_SIZE + length
             if len(received) < end:
                 return

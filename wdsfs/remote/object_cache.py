@@ -2,7 +2,7 @@
 
 For each object there are a sparse file and a table of its blocks (`cached_object.py`), and for each URL a note of
 its pin. Other modules fill the cache: without an object, or without a usable cache, reads are only slower. The
-room `cache` decides where the files lie (`cache_directory.py`), and what is evicted (`cache_room.py`).
+room `cache` decides where the files lie (`cache_directory.py`), and which are evicted (`cache_room.py`).
 
 An object is opened, started and removed under the lock of its table, which takes microseconds; a process that is
 killed leaves no lock. An object that was half started or half removed is started again. Data files are open for
@@ -45,7 +45,7 @@ def key_of(shown: str, pin: Pin) -> str:
 
 
 class ObjectCache:
-    """The cache in a directory that only this user can write; it is made when something is put into it."""
+    """The cache in a directory that only this user can write, which its first entry makes."""
 
     def __init__(self, directory: Path, limit: int | None) -> None:
         self.directory, self.limit = directory, limit
@@ -145,7 +145,7 @@ class ObjectCache:
         with contextlib.closing(CachedObject(*files, self.room)) as cached:
             return cached.complete
 
-    # --- what is known of URLs
+    # --- notes about URLs
 
     def pin_of(self, shown: str, unknown: Pin | None = None) -> Pin | None:
         """Return the last known pin of a URL; None if the object is gone, `unknown` if there is no note."""
@@ -219,7 +219,7 @@ class ObjectCache:
         return CachedEntry(table.shown, table.pin, files.used, here, files)
 
     def clear(self, prefix: str) -> list[CachedEntry]:
-        """Remove the objects whose URL begins with `prefix`; return those that were removed. Raises OSError."""
+        """Remove the objects whose URL begins with `prefix`; return the removed ones. Raises OSError."""
         gone = [entry for entry in self.usage(prefix) if self._directory.remove(entry.files)]
         if gone:
             self.room.recount()

@@ -54,9 +54,9 @@ class RemoteShards:
 
     def __init__(self) -> None:
         self._opened_cache: ObjectCache | None = None
-        # The last known pins, by path: of this process all, also those that the cache cannot keep.
+        # The last known pins, by path: all of this process, also pins that the cache cannot keep.
         self._pins: dict[bytes, Pin | None] = {}
-        self._presumptions: dict[str, Presumption] = {}  # by list: what counts where nothing else is known
+        self._presumptions: dict[str, Presumption] = {}  # by list: they count where nothing else is known
         self._refused: dict[bytes, tuple[float, ShardError]] = {}  # until when (monotonic), which error
         self._urls: dict[bytes, Url] = {}  # by path: URLs with parts that the path does not show
         self._link: FetcherClient | None = None
@@ -139,7 +139,7 @@ class RemoteShards:
             spool = spooled.spool(self._cache(), shown, file)
         with spool.file:
             if not spool.size:
-                raise UnreadableShard(f"{shown} is empty; it has to be a shard")
+                raise UnreadableShard(f"{shown} is empty, but it has to be a shard")
             pin = spool.pin()
             url = Url(f"{PIPE}stdin-{spool.digest}", "stdin")
             spooled.keep(self._cache(), url.shown, pin, spool).close()
@@ -219,12 +219,12 @@ class RemoteShards:
         return [self._learn(path, answer) for path, answer in zip(paths, answers, strict=True)]
 
     def _learn(self, path: bytes, answer: Pin | Exception) -> Pin | ShardError:
-        """Note the answer of a store; return what counts from now on. Raises other errors than ShardError."""
+        """Note the answer of a store; return the pin or ShardError that counts now. Raises other errors."""
         if isinstance(answer, Pin):
             self._note(path, answer)
         elif isinstance(answer, Unreachable) and (known := self._known_pin(path)) is not None:
             store, reason = self.url_of(path).store, str(answer).removeprefix(f"{os.fsdecode(path)}: ")
-            self._warn(f"{store}: {reason}; its shards are read from the cache")
+            self._warn(f"{store}: {reason}; reading its shards from the cache")
             return known
         elif isinstance(answer, ShardError):
             self._refused[path] = time.monotonic() + REFUSED_SECONDS, answer
@@ -378,7 +378,7 @@ def _unknown_command(path: bytes) -> UnreadableShard:
 
 
 def _weakness(pin: Pin) -> str:
-    """Return a warning about changes that an object without a strong ETag cannot show, and what is done then."""
+    """Return a warning about changes that an object without a strong ETag cannot show, and how it is read then."""
     if not pin.is_spooled:
         return "gives no ETag for all requests: a change of a shard is seen only by its size or its time (seconds)"
     if pin.version:

@@ -186,7 +186,7 @@ class Limit:
         self.latency = min(seconds, self.latency + (seconds - self.latency) / 16) if self.latency else seconds
 
     def throttled(self, wait: float | None) -> None:
-        """Count a complaint of the store; those within a second count as one, as answers to earlier requests."""
+        """Count a complaint of the store; several within a second count as one, as answers to earlier requests."""
         now = self._clock.now()
         if wait is not None:
             self._pause_until = max(self._pause_until, now + wait)
@@ -295,7 +295,7 @@ class Threads:
 def _make_calls(calls: SimpleQueue[Callable[[], None] | None]) -> None:
     while (call := calls.get()) is not None:
         call()
-        del call  # which may hold the last reference to its `Threads`
+        del call  # it may hold the last reference to its `Threads`
 
 
 async def in_thread(work: Callable[[], Result], threads: ThreadPoolExecutor | None = None) -> Result:
@@ -318,7 +318,7 @@ async def in_thread(work: Callable[[], Result], threads: ThreadPoolExecutor | No
 async def blocking(work: Callable[[], Result], seconds: float) -> Result:
     """Make a call that waits for a server in a thread; return its result.
 
-    Raises Transient when it takes longer; its thread goes on.
+    Raises Transient when the call takes longer, while its thread goes on.
     """
     try:
         # Not `wait_for`: before Python 3.12 it loses a cancellation that comes at the same time as the result.

@@ -66,7 +66,7 @@ OPTIONS = {
     "user": Option(WEB),
     "password": Option(WEB, "secret"),
     "part_size": Option(_S3 | {"az"}, "number"),  # bytes of the parts of an upload, and the most that goes in one
-    "certificates": Option(SCHEMES, "file"),  # of PEM, besides those that the system trusts
+    "certificates": Option(SCHEMES, "file"),  # of PEM, besides the certificates that the system trusts
     "allow_invalid_certificates": Option(SCHEMES, "switch"),  # their server is whoever answers
     "requests": Option(SCHEMES, "number"),  # at once, at most
     "timeout": Option(SCHEMES, "number"),  # seconds without a byte

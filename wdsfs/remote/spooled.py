@@ -202,7 +202,7 @@ class SpooledObjects:
                 with contextlib.suppress(OSError):  # without such locks it stays as long as there is room
                     cached.hold()
         if code:
-            log.warning("%s: the command ended with %s; its output counts as a damaged shard", url, pin.version)
+            log.warning("%s: the command ended with %s, so its output counts as a damaged shard", url, pin.version)
         return pin, cached
 
     @contextlib.contextmanager

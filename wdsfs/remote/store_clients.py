@@ -85,7 +85,7 @@ def place(url: Url) -> tuple[str, str]:
 
 
 def make(url: Url, options: Options, retries: int = 0) -> ObjectStore:
-    """Return a client for the place of a URL; it sends a request that fails up to `retries` times more."""
+    """Return a client for the place of a URL, which sends a request that fails up to `retries` times more."""
     entered = access(url, options)
     if url.scheme not in BUCKETS:
         return web_store(place(url)[0], options, entered.headers)
@@ -290,7 +290,7 @@ def _az(url: Url, options: Options) -> StoreAccess:
     ):
         if value:
             return StoreAccess({**config, key: value.removeprefix("?")}, kind)
-    # Variables other than those that only name the account.
+    # Variables that do more than name the account.
     starts = ("AZURE_STORAGE_", "AZURE_CLIENT_", "AZURE_FEDERATED_")
     is_given = any(name.startswith(starts) and "ACCOUNT_NAME" not in name for name in os.environ)
     return StoreAccess(config, "of the environment" if is_given else "role of the instance")

@@ -92,7 +92,7 @@ class StoreReader:
         """End the commands that still run."""
         self._spooled.end()
 
-    # --- what is there
+    # --- pins and lists
 
     async def head(self, url: Url) -> Pin:
         """Return the pin of the object that is at a URL now; a command is run to get it. Raises ShardError."""
@@ -161,7 +161,7 @@ class StoreReader:
             return await self._requests.look(prefix, lambda: self._hub.list(prefix, options, deep=deep))
         return await listings.list_bucket(self._requests, prefix, deep=deep)
 
-    # --- what is in it
+    # --- content
 
     def latency(self, url: Url) -> float:
         """Return the seconds in which a store begins to answer, 0 before its first answer."""

@@ -201,7 +201,7 @@ class StoreRequests:
         if error.instead is not None:
             return error.instead
         at_once = error.attempts is not None or (error.refused and patience.refused is not None)
-        reason = f"{error}" if at_once else f"{error}; this was tried for up to {patience.total:g} s"
+        reason = f"{error}" if at_once else f"{error}; wdsfs tried for up to {patience.total:g} s"
         if error.refused or error.silent:
             self._down[url.store] = self.clock.now() + DOWN_SECONDS, reason
         return Unreachable(f"{url}: {reason}")

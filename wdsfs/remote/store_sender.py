@@ -1,12 +1,12 @@
 """Uploads to stores, and copies within one, each on the condition that nobody else has written there meanwhile.
 
 Each object is sent by one conditional PUT, from a mapping of its file, so that it takes no memory. Several objects
-at a time use the line as well as several parts of one, and an upload that breaks leaves nothing. What is too large
-for one request goes in parts. obstore (0.12) has no condition for these: the place is looked at before the first
-part and again before the last one, and the ETag afterwards. What another program writes there while the last parts
-are on their way is replaced.
+at a time use the line as well as several parts of one, and an upload that breaks leaves nothing. An object that is
+too large for one request goes in parts. For parts obstore (0.12) has no condition: the place is checked before the
+first part and before the last one, and the ETag afterwards. An object that another program writes there while the
+last parts are on their way is replaced.
 
-S3 compares what arrives with the SHA-256 in the signature of the request. Afterwards the ETag is compared with the
+S3 compares the content with the SHA-256 in the signature of the request. Afterwards the ETag is compared with the
 MD5 of the file (0.4 GB/s), or that of its parts, which it is in S3 (but for SSE-KMS and SSE-C) and in Google's
 store. Where it differs, as always in Azure, the object is read back: the only proof there.
 """
@@ -41,7 +41,7 @@ PART = 64 << 20  # bytes, at least, unless the option `part_size` says otherwise
 PARTS = 9_000  # at most; S3 has 10,000
 PARTS_AT_ONCE = 4
 PART_RETRIES = 10  # of a part, by obstore: a whole upload is not repeated for one of its parts
-READ_BACK, READ_BACK_AT_ONCE = 8 << 20, 4  # bytes of what was sent that are read back at a time; pieces at once
+READ_BACK, READ_BACK_AT_ONCE = 8 << 20, 4  # bytes of a sent object that are read back at a time; pieces at once
 ABORT_SECONDS = 5.0  # how long the end of the process waits for uploads that are being aborted
 _IN_PARTS = frozenset({"s3", "ais", "az"})
 
@@ -111,7 +111,7 @@ class StoreSender:
     async def _put_parts(
         self, url: Url, content: memoryview, size: int, replaces: Pin | None, seconds: float
     ) -> PutResult:
-        """Send an object in parts. After a failure obstore drops those that were sent; after a kill they stay."""
+        """Send an object in parts. After a failure obstore drops sent parts; after a kill the store keeps them."""
         client, path = await self._requests.client(url, self._seconds(url, size), PART_RETRIES)
         await self._require_place(url, client, path, replaces)
         is_given_up = False
@@ -228,7 +228,7 @@ def digest_of(content: memoryview, part: int | None) -> str:
 def _mapped(file: str) -> mmap.mmap:
     """Return the content of a file, without reading it into memory. Raises OSError.
 
-    Not to be closed: a request that is cancelled may still hold it; it ends with its last user.
+    Not to be closed: a request that is cancelled may still hold it, and the last user ends it.
     """
     fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
     try:
