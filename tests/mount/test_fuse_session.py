@@ -815,7 +815,7 @@ def test_a_worker_is_replaced_also_while_a_shard_cannot_be_indexed(program: Prog
     """One tree over all shards wants them all before it serves. That is no reason for a worker to end."""
     shards = [program.write("a.tar", SMALL), program.write("b.tar", SMALL)]
     with program.mounted("--merge", "--allow-missing", *shards) as mounted:
-        mounted.expect_log("ended .killed by SIGKILL.: replacing it", "is not a regular file; it is tried again")
+        mounted.expect_log("ended .killed by SIGKILL.: replacing it", "is not a regular file; wdsfs tries again")
         # Between two steps of the test, there is no such file.
         mounted.allow_log("b.tar has changed", "a shard has changed while", "the shard is gone", "no such shard")
         os.rename(shards[1], program.home / "kept")

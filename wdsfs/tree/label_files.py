@@ -145,8 +145,8 @@ class LabelSource:
         what = repr(file.column) if file.column else "that names the samples, such as 'key' or 'file_name'"
         place = "TABLE:COLUMN" if file.kind == SQLITE else "COLUMN"
         way_out = f"; name one as in {file.text}:{place}" if columns and not file.column else ""
-        first = ": the first line has to name the columns" if file.kind in (CSV, TSV) and not file.column else ""
-        raise label_error(file, line, f"has no column {what}, only {columns_text(columns)}{first}{way_out}")
+        first = "; the first line has to name the columns" if file.kind in (CSV, TSV) and not file.column else ""
+        raise label_error(file, line, f"has no column {what} (columns: {columns_text(columns)}){first}{way_out}")
 
 
 def lasting_label(text: str) -> str:

@@ -171,7 +171,7 @@ def read_json(source: LabelSource) -> Iterator[Row]:
             name = name or source.key_column(_scalar_fields(file, item), line=line)
             key = item[name] if name in item else json_fields.find(item, json_fields.parse_path(name))
             if key is json_fields.ABSENT:
-                raise label_error(file, line, f"has no field {name!r}, only {columns_text(item)}")
+                raise label_error(file, line, f"has no field {name!r} (fields: {columns_text(item)})")
             fields = ((column, value) for column, value in item.items() if column != name and file.shows(column))
             yield key_of(file, line, name, key), line, values_of(file, line, fields)
 
