@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from tests import wire
 from wdsfs.fuse import protocol
 from wdsfs.fuse.protocol import Attributes, Kernel, Request
+from wdsfs.tree.tree import AT_PARENT, AT_SELF
 
 NUMBER = st.integers(0, (1 << 64) - 1)
 SMALL = st.integers(0, (1 << 32) - 1)
@@ -161,6 +162,12 @@ def test_any_lines_with_attributes(listed: list[tuple[bytes, int, int, int, Attr
         if name in (b".", b".."):
             expected = expected._replace(nodeid=0)
         assert line.entry == expected
+
+
+def test_a_directory_and_its_parent_are_lines_without_attributes() -> None:
+    lines = wire.lines(protocol.self_and_parent(7, 1), plus=True)
+    told = [(line.name, line.inode, line.cursor, line.type, line.entry.nodeid) for line in lines]
+    assert told == [(b".", 7, AT_SELF, 4, 0), (b"..", 1, AT_PARENT, 4, 0)]
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal
 
+import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -31,7 +32,7 @@ from wdsfs.tree import content as content_module
 from wdsfs.tree.indexing import NotIndexed
 from wdsfs.tree.merged_tree import TABLES, make_tree
 from wdsfs.tree.shard_set import ShardSet
-from wdsfs.tree.tree import Entry, LowerTree, Node, View
+from wdsfs.tree.tree import Entry, ListingRun, LowerTree, Node, View
 
 VIEWS = [View(), View(names="full"), View("files")]
 
@@ -487,6 +488,41 @@ def test_odd_bytes_in_the_path_of_a_shard(tmp_path: Path) -> None:
     tree.lower.close()
 
 
+def _entries_of(run: ListingRun) -> list[Entry]:
+    sizes, times = (np.asarray(column).tolist() for column in (run.sizes, run.mtimes_ns))
+    return [
+        Entry(name, Node(run.inode + n, run.mode, run.links, size, mtime_ns), run.cursor + n)
+        for n, (name, size, mtime_ns) in enumerate(zip(run.names, sizes, times, strict=True))
+    ]
+
+
+@pytest.mark.parametrize("view", [view for view in VIEWS if view.layout == "samples"], ids=str)
+@pytest.mark.parametrize("folder", [b"", b"d/"])
+def test_a_run_of_a_sample_is_its_listing(view: View, folder: bytes) -> None:
+    """From its beginning, where `.` and `..` come first, and from each file; none where something is odd."""
+    names = [f"{os.fsdecode(folder)}{n}.{e}" for n in "ab" for e in ("jpg", "json", "left.jpg")]
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as written:
+        for n, name in enumerate(names):
+            member = tarfile.TarInfo(name)
+            member.size, member.mtime = n, 1000 + n
+            written.addfile(member, io.BytesIO(bytes(n)))
+    link = tar([("b.jpg", b"1"), ("b.txt", b"1"), ("b.txt", b"2")])
+    with a_tree([buffer.getvalue(), link], view) as tree:
+        sample = tree.resolve(b"s0/" + folder + b"b").inode
+        this, above, *files = tree.listing(sample)
+        run = tree.run(sample, 0, 9)
+        assert run is not None
+        assert (run.parent, _entries_of(run)) == (above.node.inode, files)
+        assert tree.run(sample, this.cursor, 9) is None
+        for at, file in enumerate(files):
+            run = tree.run(sample, file.cursor, 9)
+            assert run is not None
+            assert (run.parent, _entries_of(run)) == (0, files[at + 1 :])
+        assert len(tree.run(sample, 0, 2).names) == 2  # type: ignore[union-attr]
+        assert tree.run(tree.resolve(b"s1/b").inode, 0, 9) is None
+
+
 @pytest.mark.parametrize("view", VIEWS, ids=str)
 def test_a_run_is_the_rest_of_a_listing(view: View) -> None:
     """From every place in a directory: the same names, numbers, sizes and times; none where something is odd."""
@@ -501,12 +537,7 @@ def test_a_run_is_the_rest_of_a_listing(view: View) -> None:
             if run is None:
                 continue
             runs += 1
-            told = [
-                Entry(name, Node(run.inode + n, run.mode, run.links, size, mtime_ns), run.cursor + n)
-                for n, (name, size, mtime_ns) in enumerate(
-                    zip(run.names, run.sizes.tolist(), run.mtimes_ns.tolist(), strict=True)
-                )
-            ]
+            told = _entries_of(run)
             assert told == listed[at + 1 :]
             assert len(tree.run(folder, entry.cursor, 7).names) == min(7, len(told))  # type: ignore[union-attr]
         assert runs == (0 if view.layout == "samples" else 61)

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 # Processes, not threads: these would take turns at the interpreter with what stores content (80 calls of futex(2)
 # for each sample).
 PROCESSES = 2
-TURN = 8  # samples that a process lists for one message
+TURN = 16  # samples that a process lists for one message
 # Samples from where a client is to the next that are listed. A client that has come up lists these itself, slowly:
 # meanwhile the next ones are listed and pushed. With 8 it read most of their files before they were pushed.
 MARGIN = 40
@@ -147,9 +147,9 @@ class Lister:
             if not 0 < step < 1 << REGION_BITS:  # it is of another pass, or another shard
                 break
             sample = self._due.popleft()
-            if self._has_ended(sample.inode):
+            if sample.inode <= self.passes.last(sample.inode) + MARGIN:
                 continue
-            if sample.inode > self.passes.last(sample.inode) + MARGIN:
+            if turn or not self._has_ended(sample.inode):
                 turn.append(sample)
         return turn
 
@@ -170,13 +170,13 @@ class Lister:
         """List what is asked for, until the other end is closed. Raises OSError when the mount is gone."""
         while message := connection.recv(_MESSAGE_MAX):
             first, *paths = message.split(b"\0")
+            if self._has_ended(int(first)):
+                paths.clear()
             top = mount_table.detached(mountpoint)
             try:
                 if os.fstat(top).st_dev != device:  # something else is mounted there
                     return
                 for path in paths:
-                    if self._has_ended(int(first)):
-                        break
                     _list(top, path)
             finally:
                 os.close(top)

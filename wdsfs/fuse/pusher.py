@@ -218,10 +218,11 @@ class Pusher:
     def _store_listed(self, samples: Sequence[SampleDirectory]) -> None:
         tag, number, _ = unpack(samples[0].inode)
         record, base = self.tree.lower.record(number, tag), pack(tag, number, position(MEMBER, 0))
-        ranges = [record.entry_members(index_of(sample.inode)) for sample in samples]
-        going = self._reader_before(base, base + ranges[0].start, base + ranges[-1].stop)
+        first, last = (record.entry_members(index_of(samples[at].inode)) for at in (0, -1))
+        going = self._reader_before(base, base + first.start, base + last.stop)
         if going is None or going.bytes > 2 * WINDOW_BYTES:
             return
+        ranges = [record.entry_members(index_of(sample.inode)) for sample in samples]
         inodes = [base + member for members in ranges for member in members]
         chosen = [inode for inode in inodes if (inode - going.last) % going.step == 0]
         members = self.pages.members(chosen, WINDOW_BYTES)

@@ -293,6 +293,9 @@ class Operations(ABC, Generic[TreeKind]):
         return None
 
     def readdirplus(self, request: Request) -> Reply:
+        run = self._run(request.node, *protocol.read_of(request.body))
+        if run is not None:
+            return run
         timeout, pack, attributes = self._entry_timeout(request.node), protocol.line_plus, self._attributes
         return self._list(
             request,
@@ -319,9 +322,6 @@ class Operations(ABC, Generic[TreeKind]):
         lines: list[bytes] = []
         tried = False
         try:
-            run = rest(inode, after, room)
-            if run is not None:
-                return run
             for entry in self.tree.listing(inode, after):
                 line = pack(entry)
                 room -= len(line)
@@ -385,10 +385,11 @@ class ReadOperations(Operations[LowerTree]):
             return None
         if not run.names:  # the end of a sample: it is asked for as often as samples are listed
             return b""
-        return protocol.lines_plus(
+        first = protocol.self_and_parent(inode, run.parent) if run.parent else b""
+        return first + protocol.lines_plus(
             *(run.names, run.sizes, run.mtimes_ns, run.inode, run.cursor),
             self._attributes(Node(run.inode, run.mode, run.links, 0, 0)),
-            *(TIMEOUT_SECONDS, TIMEOUT_SECONDS, room),
+            *(TIMEOUT_SECONDS, TIMEOUT_SECONDS, room - len(first)),
         )
 
     def read(self, request: Request) -> Reply:

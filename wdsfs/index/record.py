@@ -436,6 +436,13 @@ class Record:
         """Return size (bytes) and mtime (ns) of a member."""
         return self._size[member], self.mtime_ns(member)
 
+    def sizes_and_times(self, members: range) -> tuple[list[int], list[int]]:
+        """Return sizes (bytes) and mtimes (ns) of a few neighbouring members; arrays take longer for these."""
+        sizes: list[int] = self._size[members.start : members.stop].tolist()
+        if self._same_time:
+            return sizes, [self.mtime_ns(0)] * len(sizes)
+        return sizes, [time * self._time_unit for time in self._mtime[members.start : members.stop]]
+
     def mtime_ns(self, member: int) -> int:
         """Return the time (ns) of a member."""
         return self._mtime[0 if self._same_time else member] * self._time_unit
@@ -477,6 +484,11 @@ class Record:
     def first_members(self, entries: range) -> NDArray[Any]:
         """Return the first member of each of neighbouring samples."""
         return np.asarray(self.entry_member[entries.start : entries.stop])
+
+    def extensions(self, members: range) -> list[bytes]:
+        """Return the extensions of a few neighbouring members."""
+        numbers, few = self._extension[members.start : members.stop].tolist(), self._few_extensions
+        return [few[number] if number < EXTENSIONS_KEPT else self.extension_name[number] for number in numbers]
 
     def extension(self, member: int) -> bytes:
         """Return the extension of a member."""

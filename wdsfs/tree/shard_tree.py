@@ -42,7 +42,7 @@ _SHARD_TOP = position(FOLDER, 0)  # the directory of a shard
 _FIRST_SHARD = 3  # the cursor of the first child of the top
 _FILE_MODE = stat.S_IFREG | 0o444
 _SYMLINK_MODE = stat.S_IFLNK | 0o777
-_NO_LINES = ListingRun([], 0, 0, 0, 0, np.zeros(0, np.int64), np.zeros(0, np.int64))
+_NO_LINES = ListingRun([], 0, 0, 0, 0, (), ())
 
 
 class ShardTree:
@@ -210,12 +210,11 @@ class ShardTree:
     def run(self, inode: int, after: int, most: int) -> ListingRun | None:
         """Return up to `most` lines of `listing` in columns if the children are all of one kind; else None.
 
-        This is for directories with up to a million children: columns need no Python code for each child.
+        This is for directories with up to a million children: columns need no Python code for each child. And for
+        samples, of which a walk lists one after the other.
         """
-        if kind_of(inode) == SAMPLE and kind_of(after) == MEMBER:
-            _, record, where = self._open(inode)
-            at_end = index_of(after) + 1 == record.entry_members(index_of(where)).stop
-            return _NO_LINES if at_end else None
+        if kind_of(inode) == SAMPLE:
+            return self._run_of_sample(inode, after, most)
         if kind_of(inode) != FOLDER or kind_of(after) not in (SAMPLE, MEMBER):
             return None
         number, record, where = self._open(inode)
@@ -237,6 +236,25 @@ class ShardTree:
                 names, base | child, child, self.directory_mode, 2, np.zeros(len(chosen), np.int64), times
             )
         return None
+
+    def _run_of_sample(self, inode: int, after: int, most: int) -> ListingRun | None:
+        """Return lines of a sample after a cursor, if its files are plain and have their own names."""
+        _, record, where = self._open(inode)
+        sample = index_of(where)
+        first, stop = record.entry_member[sample], record.entry_member[sample + 1]
+        if kind_of(after) == MEMBER:
+            first = index_of(after) + 1
+            if first >= stop:
+                return _NO_LINES
+        elif after:
+            return None
+        if not record.is_plain or record.aliases[self.domain] is not None:
+            return None
+        base, child, members = inode - where, position(MEMBER, first), range(first, min(first + most, stop))
+        parent = 0 if after else base + position(FOLDER, record.folder_of(sample))
+        names = record.extensions(members) if self.domain == BY_EXTENSION else record.file_names(members)
+        sizes, times = record.sizes_and_times(members)
+        return ListingRun(names, base + child, child, self.file_mode, 1, sizes, times, parent)
 
     def _list_plain(self, number: int, record: Record, children: Iterator[int]) -> Iterator[Entry]:
         """Yield the lines of a record without links and aliases, in half the time of the general loop."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -92,7 +92,8 @@ class Entry(NamedTuple):
 class ListingRun(NamedTuple):
     """Neighbours of one kind in a listing.
 
-    Inode numbers and cursors count up from those of the first; sizes (bytes) and mtimes (ns) are columns.
+    Inode numbers and cursors count up from those of the first; sizes (bytes) and mtimes (ns) are columns. `parent`
+    is the inode number of the parent directory if `.` and `..` come before them, else 0.
     """
 
     names: list[bytes]
@@ -100,8 +101,9 @@ class ListingRun(NamedTuple):
     cursor: int
     mode: int
     links: int
-    sizes: NDArray[Any]
-    mtimes_ns: NDArray[np.int64]
+    sizes: Sequence[int] | NDArray[Any]
+    mtimes_ns: Sequence[int] | NDArray[np.int64]
+    parent: int = 0
 
 
 class Totals(NamedTuple):
