@@ -342,11 +342,12 @@ def test_a_state_is_a_place_in_an_epoch() -> None:
         ({"seed": -1}, "seed=-1: give"),
         ({"open_ranges": 1 << 40}, "open_ranges="),
         ({"range_bytes": 0}, "range_bytes=0: give"),
+        ({"samples": range(1 << 34)}, r"len\(samples\)=17179869184: give"),
     ],
 )
 def test_an_option_that_is_no_such_number(options: dict[str, Any], text: str) -> None:
     with pytest.raises(wdsfs.UsageError, match=text):
-        wdsfs.Shuffle(range(10), **options)
+        wdsfs.Shuffle(**{"samples": range(10), **options})
 
 
 def test_ranks_are_those_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

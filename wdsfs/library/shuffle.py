@@ -25,6 +25,7 @@ OPEN_RANGES, RANGE_BYTES = 100, 4 << 20
 PLAIN_RANGE, PLAIN_BITS, PLAIN_OPEN_RANGES = 1, 19, 1 << 10
 COUNT_MAX = 1 << 48
 LIMITS = {"seed": 1 << 64, "world_size": 1 << 16, "rank": 1 << 16, "batch_size": 1 << 24, "open_ranges": 1 << 16}
+LIMITS["len(samples)"] = 1 << 34  # larger products of keys would overflow
 PART_MIN = 8  # ranges of a set of a mix that are open
 SETS_MAX, STAGES_MAX = 1 << 8, 1 << 10
 
@@ -128,6 +129,7 @@ class Shuffle:
             open_ranges = OPEN_RANGES if is_ours else PLAIN_OPEN_RANGES
         self.open_ranges = _number("open_ranges", open_ranges, 1)
         self._ranges = [_ranges_of(set_, _number("range_bytes", range_bytes, 1)) for set_ in self._mix.sets]
+        _number("len(samples)", len(self._mix))
         self._digest = digest_of(self._ranges, self._mix.length, self._mix.weights)
         self._place([], 0)
 

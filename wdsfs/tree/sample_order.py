@@ -206,8 +206,8 @@ class Lane:
         owners = np.repeat(np.arange(begin, end), sizes)
         samples = self._order.ranges.samples(_places(self._starts[begin:end], sizes))
         bits = random_bits(samples, self._order.key).astype(np.int64)
-        in_ranges = np.argsort(owners - begin << 28 | bits >> 36 & (1 << 28) - 1, kind="stable")
-        samples = samples[in_ranges]  # in a random order within each range
+        # In a random order within each range.
+        samples = samples[np.argsort(owners - begin << 28 | bits >> 36 & (1 << 28) - 1, kind="stable")]
         keys = self._keys(slice(begin, end), bits)
         order = np.argsort(keys, kind="stable")[taken - int(self._before[begin]) :]
         return keys[order], samples[order], owners[order]
@@ -226,6 +226,7 @@ class Lane:
         begins = ends[last] - totals - (gaps[last] * (bits[last] >> 16 & 0xFFFF) >> 16)
         columns = (self._low[own], self._spans[own], begins, totals)
         lows, spans, begins, totals = (np.repeat(column, sizes) for column in columns)
+        # Products stay below 2**63: sets have fewer than 2**34 samples, and fewer than 2**16 ranges are open.
         return lows + (ends - gaps - begins) * spans // totals << TIE_BITS | bits >> 16 & (1 << TIE_BITS) - 1
 
 
