@@ -138,7 +138,7 @@ WRONG = [
     (["-o", "x-%d.tar.GZ"], "shards are written as plain tars, and under a name in .tar.gz readers would unpack"),
     (["-o", "o/upper/s%d.tar"], "would be in the directory of the overlay: name another directory with --output"),
     (["-o", "o/s%d.tar"], "would be in the directory of the overlay"),
-    *((["--abandon", option], "it takes no option that says what to write")
+    *((["--abandon", option], "leave out the other options")
       for option in ("--in-place", "--link", "--dry-run")),
 ]  # fmt: skip
 

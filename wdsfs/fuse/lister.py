@@ -47,7 +47,7 @@ class SampleDirectory(NamedTuple):
 class Lister:
     """Lists samples of a tree by its mount, which has this mount point and device number.
 
-    `release` is called in each of its processes, to close what would keep the mount alive.
+    `release` is called in each of its processes, to close descriptors that would keep the mount alive.
     """
 
     def __init__(
@@ -167,7 +167,7 @@ class Lister:
     # --- the processes
 
     def _serve(self, connection: socket.socket, mountpoint: str, device: int) -> None:
-        """List what is asked for, until the other end is closed. Raises OSError when the mount is gone."""
+        """List the samples that the other end names, until it is closed. Raises OSError if the mount is gone."""
         while message := connection.recv(_MESSAGE_MAX):
             first, *paths = message.split(b"\0")
             if self._has_ended(int(first)):
@@ -184,7 +184,7 @@ class Lister:
 
 
 def _list(top: int, path: bytes) -> None:
-    """Read a listing to its end. What cannot be listed is left to the clients."""
+    """Read a listing to its end. Samples that cannot be listed are left to the clients."""
     with contextlib.suppress(OSError):
         folder = os.open(path, _FOLDER, dir_fd=top)
         try:

@@ -1,8 +1,8 @@
 """Passes in order over the files of a mount, noticed by its workers in shared memory.
 
-What is done about them is decided in `pusher.py`. A pass is a reader that goes on to a file whose inode number is
-a little higher: the files of a shard in the order of the tar, all of them or every n-th. A client that lists one
-sample after the other is a pass, too: what is said of READs and files is true of listings and samples.
+`pusher.py` decides how to help them. A pass is a reader that goes on to a file whose inode number is a little
+higher: the files of a shard in the order of the tar, all of them or every n-th. A client that lists one sample
+after the other is a pass, too: for it, listings and samples take the place of READs and files.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ FIRST = 3  # reads in a row that make a pass
 PATIENCE_MAX = 1 << 10  # and at most, after passes that were none
 
 REGION_BITS = 12
-# A region is 4,096 neighbours of a shard. For each: the last inode number, the reads in a row, how many of these
-# there must be before the pusher is called, and who has read. Regions share places: then a pass is noticed later.
+# A region is 4,096 neighbours of a shard. For each: the last inode number, the reads in a row, how many reads call
+# the pusher, and the reader. Regions share places: then a pass is noticed later.
 _PLACES = 4093  # a prime, so that shards that are read at the same time have places of their own
 _LAST_INODE, _ROW, _DUE, _CLIENT, _WORDS = range(5)
-# Words after the regions: the patience with new passes, then the counters of what was pushed.
+# Words after the regions: the patience with new passes, then the counters of pushed pages.
 _PATIENCE, _PUSHED_FILES, _PUSHED_BYTES, _PASSED_FILES, _PASSED_BYTES, _LISTED, _PUSHER, _OFF = range(8)
 
 CALL = struct.Struct("<QQ")  # the inode number that was read, and how far it is from the one before

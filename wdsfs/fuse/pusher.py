@@ -54,7 +54,7 @@ _NOTHING_PUSHED = "nothing is pushed ahead of readers: %s"
 
 @dataclass(slots=True, eq=False)
 class Pass:
-    """A reader in order: the inode it was at, the step between its files, and what is stored for it.
+    """A reader in order: the inode it was at, the step between its files, and the pages that are stored for it.
 
     Inode numbers up to `end` were stored, but for tripwires; `wire` is the next of these, 0 without one. Of a
     client that lists samples in order they are those of samples, and were listed.
@@ -337,7 +337,7 @@ def _own_device(shared: int) -> int:
 
 
 def _lister(mount: PushedMount, device: int, tree: LowerTree, passes: PassNotes) -> Lister | None:
-    """Return what lists samples ahead of clients; None where that is not possible. Raises OSError.
+    """Return the lister of samples ahead of clients; None where that is not possible. Raises OSError.
 
     Without samples there is nothing to list. On the shared descriptor the lister would keep the mount alive, and
     wait for a listing from nobody.

@@ -221,7 +221,7 @@ class OpenFiles:
         compression: str | None,
         ctime_of: Callable[[ShardFile], int],
     ) -> ShardFile:
-        """Open a shard, in the place of what was open under its number.
+        """Open a shard, in the place of the file that was open under its number.
 
         `fingerprint` and `compression` are those of its record. `ctime_of` compares the opened file with the
         record, and returns its ctime (ns). Raises what it raises, and MissingShard, UnreadableShard, RefusedShard.

@@ -225,10 +225,10 @@ def _is_direct(record: Record) -> bool:
 class SampleReader:
     """The samples of a set by their numbers, as they were when this was made.
 
-    `lock` is held for every call of the set, which is for one thread at a time; reads that wait for a disk or the
-    network are made without the lock. Reading from a shard that has changed since raises StaleShard.
-    `in_classes`: the samples are in the folders of their classes. `skip_unreadable`: a shard that cannot be read
-    has no samples; without it, its error is raised.
+    `lock` is held for every call of the set, which is for one thread at a time. Reads that wait for a disk or the
+    network are made without the lock. Reading from a shard that has changed since raises StaleShard. `in_classes`:
+    the samples are in the folders of their classes. `skip_unreadable`: a shard that cannot be read has no samples;
+    without it, its error is raised.
     """
 
     def __init__(
@@ -262,7 +262,7 @@ class SampleReader:
             self._ends.append(count)
             self.shard_sizes.append(size)
         self.count = count
-        self.digest = digest.digest()  # of what is read: the same in each process that opens the same set
+        self.digest = digest.digest()  # the same in each process that opens the same set
 
     @property
     def lock(self) -> AbstractContextManager[Any]:
@@ -365,7 +365,7 @@ class SampleReader:
         return columns
 
     def _parts(self, shard: int, members: Sequence[int], sample: Sample) -> list[_RangeRead]:
-        """Return the reads of members that lie anywhere; add those that have to be made to the sample."""
+        """Return the reads of members that lie anywhere; add members that have to be made to the sample."""
         reads = []
         for member in members:
             content = self._lower.content(shard, self._tags[shard], member)
