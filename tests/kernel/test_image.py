@@ -600,7 +600,7 @@ def test_options_that_an_image_does_not_take(tmp_path: Path) -> None:
     for words, text in (
         (["--umask", "9"], "--umask 9"),
         (["--linux", "6.15"], "--linux: no longer an option; every image is for Linux 5.16 and later"),
-        (["--index-tree"], "by FUSE: wdsfs mount --index-tree"),
+        (["--index-tree"], "use wdsfs mount --index-tree"),
     ):
         assert text in told(tmp_path, "image", shard, "-o", image, *words, code=2)
 
