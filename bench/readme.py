@@ -33,7 +33,7 @@ ROWS = {
 }
 BESIDE = {  # systems without a figure in some column
     "`wdsfs.Shuffle` trained with {} images/s": (TRAINING, "wdsfs.Shuffle"),
-    "the webdataset library trained with {}": (TRAINING, "webdataset"),
+    "the webdataset library trained with {} images/s": (TRAINING, "webdataset"),
     "a first read of `energon mount` took {} µs": (FIRST, "energon"),
 }
 FILES = {

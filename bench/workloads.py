@@ -109,7 +109,7 @@ def _check_found(out: Path, view: View, data: Set) -> None:
 def first_read(bench: Bench) -> None:
     """Open, read and close small files after their directories were listed; then the same again."""
     data = bench.sets.get("small")
-    for count in (1, 4, 8):
+    for count in (1, 4):
         for order in ("sequential", "shuffled"):
             variant = f"{_plural(count)}, {order}"
             for turn, system in bench.turns(bench.taking(data)):
@@ -540,6 +540,8 @@ WORKLOADS: dict[str, tuple[str, Callable[[Bench], None]]] = {
     "remote": ("remote shards", remote),
     "remote-order": ("remote shards", remote_order),
 }
+
+ALONE = {"node"}  # what runs only when it is asked for
 
 # Workloads that are asked for together: their names, and which systems take part unless others are named.
 GROUPS: dict[str, tuple[list[str], list[str]]] = {

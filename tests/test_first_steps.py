@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
+from xml.etree import ElementTree
 
 import pytest
 
+from bench import readme, report
 from tests.conftest import ROOT, Program, need_fuse
 from tests.peers import LONG_PATIENCE, environment_of
 from tests.typed import steps_of, type_in
@@ -15,6 +17,7 @@ from tests.typed import steps_of, type_in
 _TEXT = (ROOT / "README.md").read_text()
 SECTIONS = {section.partition("\n")[0]: section for section in re.split(r"^## ", _TEXT, flags=re.MULTILINE)[1:]}
 STEPS = SECTIONS["First steps"]
+SVG = "{http://www.w3.org/2000/svg}"
 
 
 @pytest.mark.timeout(2 * LONG_PATIENCE)
@@ -72,6 +75,26 @@ def test_figures_of_the_comparison_are_those_of_the_last_run() -> None:
             assert row[head.index(column)] == measured.get(system, ""), (row[0], column)
     (day,) = re.findall(r"^Run of (\d{4}-\d\d-\d\d),", page, re.MULTILINE)
     assert f"run of {day}]" in _TEXT
+
+
+def test_the_comparison_has_no_holes_and_the_chart_shows_each_figure() -> None:
+    results = report.Results()
+    measured = {"wdsfs": (50.2, 6, 5, 800), "extracted": (5, 5, 1, 960), "webdataset": (None, None, None, 626)}
+    for system, values in {**measured, "ratarmount": (390, 429, 3.87, None)}.items():
+        for measure, value in zip(readme.COLUMNS.values(), values, strict=True):
+            if value is not None:
+                results.add(report.Case(measure.workload, measure.case, ""), system, value)
+    assert readme.comparison(results).splitlines() == [
+        "| | first read, µs a file | second read, µs a file | `find`, µs a file | training, images/s |",
+        "|---|---:|---:|---:|---:|",
+        "| wdsfs | 50.2 | 6 | 5 | 800 |",
+        "| unpacked tars | 5 | 5 | 1 | 960 |",
+        "",
+        "In the same run the webdataset library trained with 626 images/s.",
+    ]
+    texts = [element.text for element in ElementTree.fromstring(readme.chart(results)).iter(f"{SVG}text")]
+    assert {"50.2", "390", "800", "626"} < set(texts)
+    assert readme.chart(report.Results()) == ""
 
 
 def last_run(page: str, title: str, line: str) -> dict[str, str]:
