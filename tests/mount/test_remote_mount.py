@@ -325,7 +325,7 @@ def test_a_server_without_ranges_and_no_room_in_the_cache(program: Program, web:
         served.ranges = False
     environment = {**program.environment, "WDSFS_CACHE_SIZE": "1M"}
     said = program.refused("info", web.url + "/x-{0..1}.tar", code=3, env=environment)
-    why = f"the cache has no room for it ({len(shard(0)):,} bytes): give it more by --cache-size"
+    why = f"the cache has no room for it ({len(shard(0)):,} bytes): make the cache larger by --cache-size"
     assert f"/x-0.tar: {why}" in said
     with program.mounted("--cache-size", "1M", web.url + "/x-{0..1}.tar") as mounted:
         with fails(errno.EIO):

@@ -1,12 +1,12 @@
 """One object in the cache, open: a sparse file with the bytes that are here, and a `BlockTable`.
 
-It never gives a wrong byte: blocks are compared with their checksums when this process reads them for the first
-time, and again after any change of the file. A change shows in the ctime, which every read compares after it has
-read the bytes; so bytes that are given without a new checksum are those that were checked. (A checksum for each
-read would cost 10 us for 100 kB, comparing the ctime costs 1.5 us.) While an object is filled, its file changes
-all the time, and blocks are checked more often.
+An object never gives a wrong byte: a process compares blocks with their checksums when it reads them for the first
+time, and again after any change of the file. A change shows in the ctime. Every read compares the ctime after it
+has read the bytes, so bytes that are not compared again are the same as before. (A checksum for each read would
+cost 10 us for 100 kB, comparing the ctime costs 1.5 us.) While an object is filled, its file changes all the time,
+and blocks are compared more often.
 
-Bytes that the disk refuses to give count as missing: only `verify` raises OSError. Usable by several threads.
+Bytes that the disk cannot read count as missing: only `verify` raises OSError. Usable by several threads.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from wdsfs.durable import write_at
 from wdsfs.formats import Format
 
 BLOCK = 4096
-GROUP = 16  # blocks, the first of which has a number that is a multiple; with one checksum if they come together
-ROUND_SECONDS = 120.0  # without use end a round of use, for example a pass over the object
-NEVER = 86400.0  # seconds that count as the time since the last use for an object that is new
-AGE = 3  # an object is evicted for another one if it was unused this many times as long as that was
+GROUP = 16  # blocks that share one checksum if they come together; the number of the first is a multiple of this
+ROUND_SECONDS = 120.0  # without use: then a round of use has ended, for example a pass over the object
+NEVER = 86400.0  # seconds since the last use that count for a new object
+AGE = 3  # an object is evicted for another one if it has been unused this many times as long as the other one
 CACHED_OBJECT = Format("a cached object", (1,))
 _MAGIC = b"wdsfs-o%c" % CACHED_OBJECT.version
 _IDLE_AT = 8
@@ -55,13 +55,13 @@ _OTHERS = [0] * (GROUP - 1)  # the checksums of the other blocks of a group
 _ABSENT = re.compile(rb"[^\1\2]+")
 _SUM = 8
 
-# Bytes that are written by one call. For more the kernel takes huge pages, which in a virtual machine the host may
-# have to find first: 4 MiB at a time took seven times as long.
+# Bytes that one call writes. For more bytes the kernel takes huge pages, for which the host of a virtual machine
+# may have to make room: 4 MiB at a time took seven times as long.
 WRITE_MAX = 512 << 10
 
 USE_SECONDS = 60.0  # between two notes of use
-# A second change in the same tick of the kernel's clock (up to 10 ms) leaves the ctime unchanged. So a comparison
-# is valid only if the last change is older than this.
+# Two changes in one tick of the kernel's clock (up to 10 ms) have the same ctime. So a comparison is valid only if
+# the last change is older than this.
 SETTLED_NS = 100_000_000
 _SECOND = 1_000_000_000
 _SHIFT = BLOCK.bit_length() - 1
@@ -135,7 +135,7 @@ class BlockTable:
         return b"\0" not in here and here.count(_HERE) + here.count(_GROUPED) == self.blocks
 
     def comparable(self, first: int, last: int) -> tuple[int, int] | None:
-        """Return the blocks that have to be read to compare these, whole groups; None if not all are here.
+        """Return the range of blocks to read for a comparison of these: whole groups. None if not all are here.
 
         Raises OSError.
         """
@@ -157,7 +157,7 @@ class BlockTable:
         write_at(self.fd, here, self._here_at + first)
 
     def wrong(self, first: int, data: memoryview) -> list[int]:
-        """Return the blocks whose content differs from what was put; of a group all. Raises OSError."""
+        """Return the blocks whose content has changed since `put`, all blocks of a group. Raises OSError."""
         here = self._presence(first, first - -len(data) // BLOCK)
         sums = self._sums(first, data, here)
         length = len(sums) * _SUM
@@ -179,7 +179,7 @@ class BlockTable:
         return os.pread(self.fd, count, self._here_at + first).ljust(count, b"\0")
 
     def _sums(self, first: int, data: memoryview, here: bytes) -> list[int]:
-        """Return the checksums of blocks; that of a block or group is never 0, as in a table without it.
+        """Return the checksums of blocks. None is 0, which stands for no checksum in the table.
 
         `here` has the bytes of the table for these blocks.
         """
@@ -221,7 +221,7 @@ class BlockTable:
         return min(AGE * self.idle(), NEVER)
 
     def note_use(self) -> None:
-        """Note that the object is used now. If the disk refuses the note, the object only looks older."""
+        """Note that the object is used now. Where the disk refuses the note, the object looks older, no more."""
         with contextlib.suppress(OSError):
             gap = time.time() - self.used()
             if gap > ROUND_SECONDS:
@@ -240,7 +240,7 @@ def _boot() -> str:
 
 
 class _Scratch(threading.local):
-    """Memory of a thread for what it compares: new pages for each read would cost as much as reading."""
+    """Memory of a thread for blocks that it compares: new pages for each read would cost as much as reading."""
 
     def __init__(self) -> None:
         self._memory = bytearray()
@@ -254,7 +254,7 @@ class _Scratch(threading.local):
 
 
 _scratch = _Scratch()
-_checking = threading.Lock()  # guards what all objects note of compared blocks; held for microseconds
+_checking = threading.Lock()  # guards the notes of compared blocks of all objects; held for microseconds
 
 
 def _renew_lock() -> None:
@@ -275,7 +275,7 @@ class CachedObject:
         # Hold `_checking` to change these two.
         self._checked = mmap.mmap(-1, max(table.blocks, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self._find = self._checked.find
-        self._as_of = os.fstat(fd).st_ctime_ns  # the ctime of the file that `_checked` is right for
+        self._as_of = os.fstat(fd).st_ctime_ns  # the ctime of the file when the blocks in `_checked` were compared
         with contextlib.suppress(OSError):
             if table.is_whole(self._as_of):
                 self._checked[: table.blocks] = _CHECKED * table.blocks
@@ -289,7 +289,7 @@ class CachedObject:
 
     @property
     def evicted(self) -> bool:
-        """True if no other process will find this object again: bytes that are put from now on are lost."""
+        """True if the object was removed from the cache: no other process finds bytes that are put from now on."""
         return os.fstat(self.fd).st_nlink == 0
 
     @property
@@ -326,7 +326,7 @@ class CachedObject:
         """Return the bytes of a range, valid until the next call of this thread: no memory is allocated for them.
 
         None if not all of it is here, or it goes beyond the end of the object. `flags` are those of preadv(2):
-        with RWF_NOWAIT also None if the disk had to be waited for.
+        with RWF_NOWAIT also None if the read would wait for the disk.
         """
         flags &= self._flags
         end = offset + size
@@ -365,11 +365,11 @@ class CachedObject:
             self._drop(range(begin // BLOCK, -(-end // BLOCK)))
 
     def _check(self, first: int, last: int, flags: int) -> memoryview | None:
-        """Return the content of blocks; None if not all are here. Drops those that are damaged. Raises OSError."""
+        """Return the content of blocks; None if not all are here. Drops damaged blocks. Raises OSError."""
         changed = os.fstat(self.fd).st_ctime_ns
         with _checking:
             if changed != self._as_of:
-                # In this order: a reader takes the time first, and then sees which blocks are checked.
+                # In this order, because a reader takes the time first and then looks at the checked blocks.
                 self._checked.madvise(mmap.MADV_DONTNEED)
                 self._as_of = changed
         blocks = self._table.comparable(first, last)
@@ -387,7 +387,7 @@ class CachedObject:
         return data[(begin - first) * BLOCK :]
 
     def _compared(self, first: int, last: int, flags: int = 0) -> tuple[memoryview, list[int]]:
-        """Return the content of blocks, and which of them are not what was put. Raises OSError."""
+        """Return the content of blocks, and the numbers of damaged ones. Raises OSError."""
         data = self._blocks(first, last, flags)
         wrong = self._table.wrong(first, data)
         if wrong:
@@ -417,10 +417,10 @@ class CachedObject:
         cache_directory.hold(self._table.fd)
 
     def verify(self) -> int:
-        """Compare all blocks in the cache with their checksums; return the number of damaged blocks, now dropped.
+        """Compare all blocks in the cache with their checksums; drop the damaged ones and return their number.
 
-        A complete object is then read without comparisons, also by processes that open it later, until its file
-        changes or this machine is started again. Raises OSError.
+        A complete object is then read without comparisons until its file changes or this machine is started again,
+        also by processes that open it later. Raises OSError.
         """
         changed, blocks = os.fstat(self.fd).st_ctime_ns, self._table.blocks
         damaged = reached = 0
@@ -464,11 +464,11 @@ class CachedObject:
         is_needed: bool = False,
         at_once: bool = False,
     ) -> bool:
-        """Keep bytes of the object; return False if some were not kept: there is no room, or the disk refuses.
+        """Keep bytes of the object; return False if there is no room for some, or the disk refuses them.
 
         Incomplete blocks at both ends are ignored. Blocks that are in the cache already are not changed.
         `is_needed`: the bytes cannot be read without the cache, so other objects are evicted for them. `at_once`:
-        raise BlockingIOError if room must be made, or waited for; some blocks may be in the cache by then.
+        raise BlockingIOError instead of waiting for room; some blocks may be in the cache by then.
         """
         view = memoryview(data).cast("B")[: max(self.size - offset, 0)]
         end = offset + len(view)
@@ -492,8 +492,8 @@ class CachedObject:
         return True
 
     def _write(self, data: memoryview, offset: int) -> None:
-        # Open only for this write: most objects are only read. Of a file that a kernel mount of an earlier release
-        # reads, the open does not wait for the end of the mount: these bytes are not kept.
+        # Open only for this write: most objects are only read. If a kernel mount of an earlier release reads the
+        # file, the open fails at once, and these bytes are not kept.
         fd = os.open(f"/proc/self/fd/{self.fd}", _WRITING)
         try:
             for at in range(0, len(data), WRITE_MAX):
@@ -504,8 +504,8 @@ class CachedObject:
     def claim(self, begin: int, end: int) -> bool:
         """Claim a range for this process to fetch; return False if another process has claimed a part.
 
-        Ranges of one `CachedObject`, in any thread, do not exclude each other. They are given back by `release`,
-        or by the end of the process. A process that has a claim must not fork: its child would share the claim.
+        Ranges of one `CachedObject`, in any thread, do not exclude each other. A claim ends by `release`, or with
+        the process. A process that has a claim must not fork: its child would share the claim.
         """
         try:
             cache_directory.lock_range(self._table.fd, fcntl.F_WRLCK, begin, end - begin)
@@ -516,7 +516,7 @@ class CachedObject:
         return True
 
     def release(self, begin: int, end: int) -> None:
-        """Give back what was claimed."""
+        """End the claim of a range."""
         cache_directory.lock_range(self._table.fd, fcntl.F_UNLCK, begin, end - begin)
 
     def use(self) -> None:
@@ -527,6 +527,6 @@ class CachedObject:
 
 
 def _is_settled(changed: int) -> bool:
-    """Return True if a change from now on has another ctime than this one."""
-    tick = SETTLED_NS if changed % _SECOND else 2 * _SECOND  # of a file system whose times have no fractions
+    """Return True if a later change of the file will show in its ctime, which is `changed` now."""
+    tick = SETTLED_NS if changed % _SECOND else 2 * _SECOND  # the file system may count whole seconds
     return time.time_ns() - changed > tick

@@ -1,9 +1,10 @@
-"""Schedules requests for ranges of objects: one for each range, however many readers need it; prefetch last.
+"""Schedules requests for ranges of objects: one request for each range, however many readers need it.
 
-A needed range becomes *parts*; each part is one request to the store. Bytes that are in the cache, in memory or in
-flight already are left out, ranges of one reader that are close together are joined, long ones are split. Parts
-wait in two queues. Those that a reader waits for go first; those of prefetch get at most half of the memory, and
-few of the requests. A part that no reader waits for any more is dropped; a part of prefetch then goes on as such.
+A needed range becomes *parts*; each part is one request to the store. A part has no bytes that are in the cache,
+in memory or in flight already. Ranges of one reader that are close together are joined, long ones are split. Parts
+wait in two queues. The *urgent* parts, which readers wait for, go first. Parts of prefetch get at most half of the
+memory, and few of the requests. A part that no reader waits for any more is dropped; a part of prefetch continues
+as prefetch.
 
 Bytes go to the cache, and to the waiting readers, as they arrive. Without a cache, or if it is full, they are held
 in memory for a while. One limit of memory covers bytes in flight and bytes held.
@@ -31,26 +32,26 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-GAP = 64 << 10  # bytes between two ranges of a reader: fetching them is cheaper than another request
+GAP = 64 << 10  # bytes between two ranges of a reader, at most: fetching these is cheaper than another request
 PART, PART_MIN = 4 << 20, 1 << 20  # bytes of a request: at most, and of prefetch at least
 PARALLEL = 8  # requests into which a stretch of prefetch is cut, if it is long enough
 UNDIVIDED_SHARE = 12  # a range that is fetched by one request takes at most this part of the memory
 REQUESTS, REQUESTS_AHEAD = 256, 16  # in flight: in all, and of prefetch
 TRIES = 3  # how often bytes may vanish from the cache between their arrival and their use
-HELD = 11  # sixteenths of the memory for what is held: holes in the heap, which are not counted, take the rest
-GIVE_BACK_SECONDS = 2.0  # how often the heap gives them back
+HELD = 11  # fraction of the memory, in sixteenths, that may hold bytes: the rest allows for holes in the heap
+GIVE_BACK_SECONDS = 2.0  # between two times that the heap gives its holes back to the system
 WRITE = 1 << 20  # bytes that are written to the cache at a time when an object comes as a whole
 VERIFY_SECONDS = 0.5  # after the last bytes of an object: a file that has just been changed cannot be verified
-CLAIM_SECONDS, CLAIM_LOOK_SECONDS = 60.0, 0.005  # for what another process fetches
+CLAIM_SECONDS, CLAIM_LOOK_SECONDS = 60.0, 0.005  # the wait for another process that fetches a range, and its steps
 
 
 class Demand:
-    """Fetches the bytes that readers need, and those that passes will need, within `memory` bytes."""
+    """Fetches the bytes that readers need now, and that passes will need, within `memory` bytes."""
 
     def __init__(self, stores: StoreReader, memory: int, counters: Counters | None = None) -> None:
         self.memory = memory
         self._counters = counters or Counters()
-        self.used_ahead = self.most = 0  # bytes in flight by prefetch, and of `used` at most so far
+        self.used_ahead = self.most = 0  # bytes in flight by prefetch; the highest `used` so far
         self.held = Held(memory * HELD // 16)
         self.requests = self.fetched = 0  # so far; bytes
         self._stores = stores
@@ -68,21 +69,21 @@ class Demand:
 
     @property
     def queued(self) -> int:
-        """Parts that wait for their turn."""
+        """The number of parts that wait for their turn."""
         return len(self._urgent) + len(self._ahead)
 
     @property
     def in_flight(self) -> int:
-        """Requests that stores are at."""
+        """The number of requests that stores have not answered completely."""
         return self._running
 
     async def read(self, item: RemoteObject, begin: int, end: int, spans: Sequence[Span] = ()) -> list[memoryview]:
-        """Return the bytes of a range; `spans` are ranges that the same reader needs, too, or will need next.
+        """Return the bytes of a range; `spans` are other ranges that the same reader needs now or next.
 
         Raises what `StoreReader.fetch` raises.
         """
         for tried in range(TRIES + 1):
-            if tried == TRIES:  # the cache loses its bytes again and again: go on without it
+            if tried == TRIES:  # the cache loses its bytes again and again: read without it
                 item.cached = None
             held = item.held_of(begin, end)  # from here on: others may need the memory
             parts, is_here = self._parts_of(item, begin, end, spans), False
@@ -98,10 +99,10 @@ class Demand:
             if pieces is not None:
                 self._count(item, end - begin, is_hit=not tried and not parts)
                 return pieces
-        raise no_room(item)  # an object that is fetched as a whole: bytes of others cannot vanish without a cache
+        raise no_room(item)  # an object that is fetched whole and needs the cache; others are read without one
 
     async def stored(self, item: RemoteObject, begin: int, end: int) -> None:
-        """Wait until no part of a range is in flight any more, and the cache has the bytes that it accepts."""
+        """Wait until no part of a range is in flight, and the cache has all bytes that it accepts."""
         tasks = [part.task for _, _, part in item.parts.overlapping(begin, end) if part.task is not None]
         if tasks:
             await asyncio.wait(tasks)
@@ -113,7 +114,7 @@ class Demand:
         traffic.used += size
 
     def prefetch(self, item: RemoteObject, begin: int, end: int, *, in_parallel: bool = True) -> None:
-        """Fetch this range when there is time and room; `in_parallel` by several requests."""
+        """Fetch this range when no urgent part waits and memory is free; `in_parallel`: by several requests."""
         step = max(PART, self.memory // UNDIVIDED_SHARE // BLOCK * BLOCK)
         if in_parallel:
             step = max(PART_MIN, min(PART, (end - begin) // PARALLEL // PART_MIN * PART_MIN))
@@ -124,7 +125,7 @@ class Demand:
         self._pump()
 
     def forget(self, item: RemoteObject) -> None:
-        """Drop the held bytes, and the prefetch, of an object that nobody will read."""
+        """Drop the held bytes and the parts of prefetch of an object that nobody will read."""
         for _, _, part in list(item.parts):
             if not part.users:
                 self._drop(part)
@@ -196,7 +197,7 @@ class Demand:
     # --- requests
 
     def _pump(self) -> None:
-        """Start the parts that can be started, first those that readers wait for."""
+        """Start as many parts as the limits allow, urgent parts first."""
         while self._urgent and self._admits(self._urgent[0]):
             self._start(self._urgent.popleft())
         while not self._urgent and self._ahead and self._admits(self._ahead[0]):
@@ -205,9 +206,10 @@ class Demand:
             asyncio.get_running_loop().call_soon(self._unstick)
 
     def _unstick(self) -> None:
-        """Start a part beyond the limit of memory, if the readers that hold all memory wait for parts themselves.
+        """Start an urgent part although the memory is full, if no other part runs.
 
-        Readers that have all their bytes have released them by now.
+        Then the readers whose bytes fill the memory wait for parts themselves: other readers have released their
+        bytes by now.
         """
         if self._urgent and not self._running:
             self._start(self._urgent.popleft())
@@ -228,7 +230,7 @@ class Demand:
         self._giving_back = asyncio.get_running_loop().call_later(GIVE_BACK_SECONDS, self._give_back_memory)
 
     def _give_back_memory(self) -> None:
-        """Have the heap give back what was in flight: if nothing is, or if bytes that are held need the memory."""
+        """Have the heap give back its free memory, if no request runs or if held bytes need the memory."""
         self._giving_back = None
         if self._running:
             self._give_back_later()
@@ -252,7 +254,7 @@ class Demand:
         if not part.dropped:
             part.item.parts.remove(part.begin)
         if error is None and not part.is_cached:
-            self._counted -= part.counted  # counted as held from now on
+            self._counted -= part.counted  # from now on these bytes count as held
             part.counted = 0
             for begin, data in part.arrival.pieces:
                 self.held.add(part.item, begin, data)
@@ -265,7 +267,7 @@ class Demand:
             self._verify_soon(part.item)
 
     def _verify_soon(self, item: RemoteObject) -> None:
-        """Verify an object that has become complete, so that processes that will read it need not do so."""
+        """Verify an object that has become complete, so that its readers need not compare its blocks."""
         cached = item.cached
         if cached is not None and not item.verified and cached.complete:
             item.verified = True
@@ -289,7 +291,7 @@ class Demand:
             item.whole = None  # the next reader tries again
             raise
         if item.whole is whole and (item.cached is None or item.cached.missing(part.begin, part.end)):
-            item.whole = None  # the cache has lost what came
+            item.whole = None  # the cache has lost some of its bytes
 
     async def _bring_whole(self, item: RemoteObject, cached: CachedObject) -> None:
         """Bring an object into the cache from its first byte to its last. Raises CacheFull."""
@@ -316,7 +318,7 @@ class Demand:
         claimed = await _claim(cached, part.begin, part.end)
         try:
             missing = cached.missing(part.begin, part.end)
-            if not missing:  # another process has fetched it meanwhile
+            if not missing:  # another process has fetched the range meanwhile
                 return
             await self._request(part, missing[0][0], missing[-1][1])
             if not part.is_cached:
@@ -344,8 +346,8 @@ class Demand:
 def no_room(item: RemoteObject) -> CacheFull:
     """Return the error for an object that can only be read from the cache."""
     return CacheFull(
-        f"{item.url.shown}: the cache has no room for it ({item.pin.size:,} bytes): give it more by --cache-size, "
-        "or remove what is not needed any more by `wdsfs cache`"
+        f"{item.url.shown}: the cache has no room for it ({item.pin.size:,} bytes): "
+        "make the cache larger by --cache-size, or remove old files by `wdsfs cache --trim SIZE`"
     )
 
 
@@ -353,12 +355,12 @@ async def _verify(item: RemoteObject, cached: CachedObject) -> None:
     await asyncio.sleep(VERIFY_SECONDS)
     try:
         await in_thread(cached.verify)
-    except OSError as error:  # its readers meet the same
+    except OSError as error:  # its readers get the same error
         log.debug("%s: not verified: %s", item.url.shown, error.strerror)
 
 
 def _close_by(item: RemoteObject, spans: list[Span]) -> list[Span]:
-    """Return the spans; join those that are close together with no bytes in flight between them."""
+    """Return the spans, joined where they are close together and no bytes between them are in flight."""
     joins: list[Span] = []
     for begin, end in spans:
         if joins and begin - joins[-1][1] <= GAP and not item.parts.overlapping(joins[-1][1], begin):

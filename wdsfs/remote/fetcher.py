@@ -1,10 +1,10 @@
 """The fetcher: the one process of a mount or command that speaks to the network.
 
-Processes that have used the library for object stores must not fork, so this is a fresh interpreter that never
-forks. Clients send frames on a Unix socket (`messages.py`); READ requests of the kernel, which workers hand over,
-are answered on the kernel's own descriptor. A fetcher has no state that another one cannot get again: when it
-dies, another one takes its place (`client.py`), and clients and kernel repeat all requests that were not
-answered.
+A process that has used the library for object stores must not fork, so the fetcher is a fresh interpreter that
+never forks. Clients send frames on a Unix socket (`messages.py`). Workers hand READ requests of the kernel over,
+and the fetcher answers them on the kernel's own descriptor. A fetcher has no state that another one cannot get
+again: when a fetcher dies, another one takes its place (`client.py`), and clients and kernel repeat all unanswered
+requests.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ if TYPE_CHECKING:
     from wdsfs.remote.store_sender import StoreSender
 
 
-INTERRUPTED_MAX = 1024  # requests remembered that were interrupted before they were handed over
-LOOKED_AT_MAX = 64  # clients that wait, at a time
+INTERRUPTED_MAX = 1024  # requests to remember that were interrupted before they were handed over
+LOOKED_AT_MAX = 64  # waiting clients that one look covers
 DEATHS_MAX = 5  # of fetchers during attempts at the same request
-_DEATHS = 1 << 8  # more than are ever counted
+_DEATHS = 1 << 8  # a factor, larger than any count of deaths
 _REPLY_HEAD = struct.Struct("<IiQ")  # struct fuse_out_header: length, error, unique
 _RESEND = 7  # FUSE_NOTIFY_RESEND
 _IS_RESENT = 1 << 63  # FUSE_UNIQUE_RESEND
-# The client was interrupted or the request was handed out again and answered; the file system was unmounted.
+# The client was interrupted, or the request was sent again and answered; the file system was unmounted.
 _NOBODY_WAITS = (errno.ENOENT, errno.ENODEV)
 
 log = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ class KernelReplies:
         self._write([_REPLY_HEAD.pack(_REPLY_HEAD.size, -number, unique)])
 
     def resend(self) -> None:
-        """Make the kernel send again the requests that a dead fetcher has not answered."""
+        """Have the kernel send the requests again that a dead fetcher has not answered."""
         with contextlib.suppress(OSError):  # before Linux 6.9 nothing is handed over
             os.write(self._device, _REPLY_HEAD.pack(_REPLY_HEAD.size, _RESEND, 0))
 
@@ -81,11 +81,11 @@ class KernelReplies:
 
 
 class FatalRequests:
-    """Notes, in memory that outlives a fetcher, of the requests during which fetchers have died.
+    """Counts, in memory that outlives a fetcher, how many fetchers have died at each request.
 
     So no request can kill one fetcher after the other. The memory holds the number of the present fetcher, then
-    slots of two words: the number of a request that is under way; which fetcher began it, and how many had died
-    before. If two requests share a slot, the count begins again.
+    slots of two words: the number of a request that is under way; the number of the fetcher that began it,
+    together with the count of deaths before. If two requests share a slot, the count begins again.
     """
 
     def __init__(self, words: memoryview[int]) -> None:
@@ -93,7 +93,7 @@ class FatalRequests:
         self._fetcher, self._slots = words[0], words[1:]
 
     def begin(self, request: int) -> int:
-        """Note that a request is under way; return during how many attempts at it a fetcher has died."""
+        """Note that a request is under way; return how many fetchers have died at it."""
         at, deaths = self._place(request), 0
         if self._slots[at] == request:
             fetcher, deaths = divmod(self._slots[at + 1], _DEATHS)
@@ -108,16 +108,16 @@ class FatalRequests:
             self._slots[at] = 0
 
     def _place(self, request: int) -> int:
-        return request // 2 % (len(self._slots) // 2) * 2  # the kernel numbers by twos
+        return request // 2 % (len(self._slots) // 2) * 2  # the kernel gives even numbers only
 
 
 class KernelReads:
-    """The reads of the kernel that were handed over, answered from open objects; `replies` go to the kernel."""
+    """Answers the reads of the kernel that workers have handed over, from open objects, by `replies`."""
 
     def __init__(self, opened: OpenObjects, replies: KernelReplies | None, alarm: Alarm) -> None:
         self._opened, self._replies = opened, replies
         self._fatal = FatalRequests(alarm.left)
-        # By first number: the last number, the work, the thread that waits for it.
+        # By the first number of a request: its latest number, its task, the thread that waits for the answer.
         self._handed: dict[int, tuple[int, asyncio.Task[None], int]] = {}
         self._looked_at: set[int] = set()  # the requests of the last look at clients
         self._look: asyncio.TimerHandle | None = None  # the next look; None while nothing is handed over
@@ -132,13 +132,13 @@ class KernelReads:
         """Answer a READ of the kernel from this object."""
         first = _first_unique(request.unique)
         before = self._handed.get(first)
-        # Sent again: the kernel has forgotten the old number, even if a request with it arrives later, from a
-        # worker that had received it before.
+        # The kernel has sent the request again and has forgotten the old number. A worker that received the
+        # request before may still hand it over with the old number.
         if before is not None and before[0] != request.unique == first:
             return
         self._begin_reply(first, item, request)
         if before is not None:
-            # Only after the new work uses the parts of the old one: parts without a user are dropped.
+            # Later, when the new task uses the parts of the old one: parts without a user are dropped.
             asyncio.get_running_loop().call_soon(before[1].cancel)
 
     def _begin_reply(self, first: int, item: RemoteObject, request: HandOver) -> None:
@@ -169,9 +169,9 @@ class KernelReads:
         handed = self._handed.get(first)
         if handed is not None:
             handed[1].cancel()
-            self._reply_error(handed[0], errno.EINTR)  # not by the task, which may not have begun
+            self._reply_error(handed[0], errno.EINTR)  # not by the task: a task may not have begun
             return
-        # Another worker is about to hand the request over, or it is answered.
+        # Another worker is about to hand the request over, or the request is answered already.
         self._interrupted[first] = None
         if len(self._interrupted) > INTERRUPTED_MAX:
             del self._interrupted[next(iter(self._interrupted))]
@@ -181,9 +181,9 @@ class KernelReads:
             self._look = asyncio.get_running_loop().call_later(waits.LOOK_SECONDS, self._look_at_clients)
 
     def _look_at_clients(self) -> None:
-        """Release clients that are being killed and have waited since the last look.
+        """Interrupt the requests of clients that are being killed and have waited since the last look.
 
-        Their INTERRUPT may not arrive, because all workers wait themselves.
+        Their INTERRUPT may not arrive, because all workers may be waiting themselves.
         """
         oldest = list(itertools.islice(self._handed, LOOKED_AT_MAX))
         for first in oldest:
@@ -244,13 +244,13 @@ class ClientConnection(asyncio.Protocol):
         try:
             for frame in messages.frames_of(self._received):
                 self._take(frame)
-        except (ValueError, KeyError):  # the client was killed while it wrote: the rest makes no sense
+        except (ValueError, KeyError):  # the client was killed while it wrote: the rest of a frame is missing
             log.exception("a client is not understood")
             self.transport.abort()
 
     def connection_lost(self, error: Exception | None) -> None:
         for task in self._tasks:
-            if not task.cancelling():  # it may be about to abort an upload
+            if not task.cancelling():  # a cancelled task may be about to abort an upload
                 task.cancel()
         for item in self._objects.values():
             self._opened.close(item, self)
@@ -297,7 +297,7 @@ class ClientConnection(asyncio.Protocol):
                 return self._tell(frame)
 
     def _start(self, frame: Frame, work: Coroutine[Any, Any, None], item: RemoteObject | None = None) -> None:
-        """Begin the work; `item` stays open until its end, because the client may close the object before."""
+        """Start a task for the work; `item` stays open until its end, even if the client closes the object."""
         task = asyncio.create_task(self._answered(frame, work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -306,7 +306,7 @@ class ClientConnection(asyncio.Protocol):
             task.add_done_callback(lambda done: self._opened.close(item, done))
 
     async def _answered(self, frame: Frame, work: Coroutine[Any, Any, None]) -> None:
-        """Do the work; an error is its answer."""
+        """Do the work; answer with an error if it raises one."""
         try:
             await work
         except Exception as error:
@@ -352,7 +352,7 @@ class ClientConnection(asyncio.Protocol):
         self.transport.write(messages.text(messages.RESULT, frame.number, pin))
 
     async def _beat(self, frame: Frame) -> None:
-        """Send a sign of life from time to time: so the client can stop the work."""
+        """Send a sign of life from time to time: at each one the client may stop the work."""
         while True:
             self.transport.write(messages.text(messages.PROGRESS, frame.number, 0))
             await asyncio.sleep(BEAT)
@@ -394,7 +394,7 @@ def main(descriptor: int) -> None:
     if configuration.cache is not None:
         directory, limit = configuration.cache
         cache = ObjectCache(Path(directory), limit)
-        if configuration.device is not None and limit is not None:  # a mount's, perhaps lower than the last one
+        if configuration.device is not None and limit is not None:  # of a mount: perhaps lower than the last limit
             threading.Thread(target=_trim, args=(cache, limit), daemon=True).start()
 
     async def serve_stores() -> None:
@@ -420,10 +420,10 @@ def start(descriptor: int) -> Configuration | None:
     if not hold(descriptor):
         return None
     configuration = configuration_in(descriptor)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends after its clients
-    host.raise_file_limit()  # for the objects of all processes that ask
-    # Threads share one heap: memory that one has freed serves the others. Parts are taken from it, too: a mapping
-    # for each would be zeroed by the kernel, page by page.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the fetcher ends after its clients
+    host.raise_file_limit()  # for the objects of all clients
+    # Threads share one heap, so memory that one thread has freed serves the others. Parts come from the heap, too:
+    # the kernel would zero a mapping for each part, page by page.
     host.map_large_blocks(HEAP_KEPT, HEAP_KEPT, is_shared=True)
     _log_to(configuration.log)
     return configuration
@@ -436,7 +436,7 @@ async def serve(
     counters: Counters | None = None,
     sender: StoreSender | None = None,
 ) -> None:
-    """Serve; end the process when no other process is left that could send requests."""
+    """Serve clients and the kernel; end the process when no other process is left that could send requests."""
     replies = None if configuration.device is None else KernelReplies(configuration.device)
     alarm = Alarm(configuration.alarm)
     opened = OpenObjects(reader, cache, alarm, configuration.memory, counters)
@@ -448,13 +448,13 @@ async def serve(
         lambda: ClientConnection(opened, kernel, sender, configuration.user), sock=listener, backlog=WAITING
     )
     if replies is not None and configuration.has_predecessor:
-        replies.resend()  # those for the first fetcher wait in its connections
+        replies.resend()  # requests for the first fetcher wait in its connections
     await ended.wait()
     reader.end()
     if sender is not None:
         await sender.end()
     logging.shutdown()
-    os._exit(0)  # nobody waits for what is under way
+    os._exit(0)  # nobody waits for the requests that are under way
 
 
 def _log_to(path: str | None) -> None:

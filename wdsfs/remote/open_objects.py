@@ -1,6 +1,6 @@
-"""The objects that the fetcher has open: reads them from the cache or by `demand.py`; fetches whole ones.
+"""The open objects of the fetcher: reads ranges from the cache or by `demand.py`, and fetches whole objects.
 
-`fetcher.py` knows the readers: it answers clients and the kernel.
+`fetcher.py` knows the readers, and answers clients and the kernel.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 FETCHES = 16  # requests at a time for a whole object
-RATE = 1e9  # bytes a second, as much as a reader takes: with the latency of a store the first window of a pass
+RATE = 1e9  # bytes a second that a reader takes: times the latency of a store, the first window of a pass
 BEAT = 0.5  # seconds between signs of life for a client that waits for an upload, or for a whole object
 
 
 class _Coming:
-    """An object that is fetched whole: `left` bytes are not in the cache yet. `progress` gets the others."""
+    """An object that is fetched whole: the cache lacks `left` bytes, and `progress` gets the number of others."""
 
     def __init__(self, item: RemoteObject, left: int, progress: Callable[[int], None]) -> None:
         self.left = left
         self._item, self._progress, self._reported = item, progress, 0
 
     def report(self, arrived: int = 0) -> None:
-        """Report the bytes in the cache and the `arrived` ones of unfinished parts: never fewer than before."""
+        """Report the bytes in the cache plus the `arrived` bytes of unfinished parts, never fewer than before."""
         self._reported = max(self._reported, self._item.pin.size - self.left + arrived)
         self._progress(self._reported)
 
@@ -73,9 +73,10 @@ class OpenObjects:
         self._closing: set[asyncio.Task[None]] = set()
         self._changes: dict[RemoteObject, asyncio.Task[None]] = {}
         self._logged = LoggedMessages()
-        self._refusals: set[str] = set()  # why the cache cannot be used, as far as it was said
-        self._going_on: tuple[RemoteObject, ...] = ()  # the objects from and to which the latest pass may continue
-        self._is_usual = True  # for a pass to continue in the next object: the latest one did
+        self._refusals: set[str] = set()  # the reasons that were logged why the cache cannot be used
+        # The object of a pass near its end, and the next object, where the pass may continue; or nothing.
+        self._going_on: tuple[RemoteObject, ...] = ()
+        self._is_usual = True  # the latest pass did continue in the next object
         self.waiting = 0  # reads that are not answered yet
         self._coming = 0  # missing bytes of the objects that `fetch` brings now
 
@@ -108,7 +109,7 @@ class OpenObjects:
             return self._cache.open(url.shown, pin)
         except OSError as error:
             reason = os.strerror(error.errno or errno.EIO)
-            if reason not in self._refusals:  # the cache's, not the object's: said once
+            if reason not in self._refusals:  # it is the same for all objects: logged once
                 self._refusals.add(reason)
                 log.warning("%s: remote shards are read without the cache: %s", self._cache.directory, reason)
             return None
@@ -126,7 +127,7 @@ class OpenObjects:
             pin = await self.stores.head(url)
             if self._cache is not None:
                 self._cache.keep_pin(url.shown, pin)
-        except (WdsfsError, OSError) as error:  # the next process that uses it gets the same error
+        except (WdsfsError, OSError) as error:  # the next reader of the object gets the same error
             self.say(f"{error}")
             if self._cache is not None and isinstance(error, MissingObject):
                 with contextlib.suppress(OSError):
@@ -143,7 +144,7 @@ class OpenObjects:
         low, high = min([begin, *(span[0] for span in spans)]), max([end, *(span[1] for span in spans)])
         self._keep_to(item)
         ahead = item.passes.seen(low, high, high - low)
-        if ahead is not None:  # once the read itself is queued
+        if ahead is not None:  # later, when the read itself is queued
             asyncio.get_running_loop().call_soon(self._fetch_ahead, item, *ahead)
         return await self._read(item, begin, end, spans)
 
@@ -160,14 +161,14 @@ class OpenObjects:
             self.waiting -= 1
 
     def note(self, item: RemoteObject, begin: int, end: int, used: int) -> None:
-        """Note that a client has read this from the cache."""
+        """Note that a client has read this range from the cache."""
         self._keep_to(item)
         ahead = item.passes.seen(begin, end, used, is_miss=False)
         if ahead is not None:
             self._fetch_ahead(item, *ahead)
 
     def _keep_to(self, item: RemoteObject) -> None:
-        """Note that this object is read: a pass that could continue in another object does not."""
+        """Note a read of this object; forget that a pass may continue in another object, if there was one."""
         item.passes.opening = max(int(RATE * self.stores.latency(item.url)), WINDOW_MIN)
         if self._going_on and item is not self._going_on[0]:
             self._is_usual = item is self._going_on[1]

@@ -1,15 +1,15 @@
 """The state of an object that is read: which bytes have arrived, which requests are in flight, and its passes.
 
-A *pass* is a reader that goes on in order. The reads of all readers of an object are noted here. A read that
-begins shortly after the end of another one continues it; several such reads are a pass. The processes of a data
-loader are some samples apart, and `ls` sorts 10 before 2. So several passes are followed at a time, and a
-recognized pass includes the reads of others inside its window. For a reader that skips most bytes, or reads at
-random, nothing is fetched ahead.
+A *pass* is a reader in order. `Passes` notes the reads of all readers of an object. A read that begins shortly
+after the end of another one continues that one; several such reads are a pass. The processes of a data loader are
+some samples apart, and `ls` sorts 10 before 2. So several passes are followed at a time, and a read inside the
+window of a recognized pass belongs to that pass. For a reader that skips most bytes, or reads at random, nothing
+is fetched ahead.
 
-The first window is `opening` bytes, what a store sends before its next answer comes; a pass that has hardly
-begun gets less. It grows with the pass, to FACTOR times the bytes that were read. At the end of an object it
-also covers the first `NEXT` bytes of the next object of the set. If the latest pass did not continue there, it
-covers the smallest window only, because shards may be read in any order.
+The first window is `opening` bytes, as many as a store sends before its next answer comes; a pass that has hardly
+begun gets less. The window grows with the pass, to FACTOR times the bytes that were read. Near the end of an
+object the window also covers the first `NEXT` bytes of the next object of the set. If the latest pass did not
+continue there, it covers WINDOW_MIN bytes only, because shards may be read in any order.
 
 `demand.py` decides when a request is made.
 """
@@ -35,10 +35,10 @@ WINDOW_MIN, WINDOW_MAX, FACTOR = 1 << 20, 128 << 20, 8
 NEXT = 32 << 20  # bytes of the next object that are fetched before the first read in it
 PASS_GAP = 64 << 10  # bytes that a read may leave out to continue a pass, or as many as it reads
 BEGINNING = 64 << 10  # a read that begins before it begins at the head of the object
-ADVANCES, ADVANCES_AT_HEAD = 3, 1  # reads that continue another one until it is a pass
-ADVANCES_SURE = 2  # and until its window is wide
+ADVANCES, ADVANCES_AT_HEAD = 3, 1  # reads that have to continue a read before it is a pass
+ADVANCES_SURE = 2  # and before its window is wide
 GAPS = 2  # how many bytes may be skipped for each byte that is read
-LEAST = 4096  # the fewest bytes that a read counts for: small members lie between large headers
+LEAST = 4096  # bytes that a read counts for, at least: small members lie between large headers
 BACK = 16 << 20  # how far before the front of a pass a read may lie and still belong to it
 FOLLOWED = 16  # ends of reads that are remembered
 
@@ -51,13 +51,13 @@ class _Pass:
     front: int
     used: int
     advances: int = 0
-    ahead: int = 0  # the byte up to which fetching ahead was requested
+    ahead: int = 0  # the byte up to which prefetch was requested
     announced: bool = False  # a reader has announced that it will read all bytes
-    before: int = 0  # bytes that the pass has gone past in objects before this one
+    before: int = 0  # the bytes of the same pass in objects before this one
 
     @property
     def passed(self) -> int:
-        """The bytes that it has gone past."""
+        """The bytes between its start and its front, with those of objects before."""
         return self.before + self.front - self.start
 
     @property
@@ -78,7 +78,7 @@ class Passes:
     def __init__(self, size: int, window: int = WINDOW_MAX) -> None:
         self.opening = WINDOW_MIN  # bytes of the first window of a pass
         self._size, self._window = size, window
-        self._passes: OrderedDict[int, _Pass] = OrderedDict()  # the one that was read from last at the end
+        self._passes: OrderedDict[int, _Pass] = OrderedDict()  # the one with the latest read is the last
         self._made = 0
 
     def seen(self, begin: int, end: int, used: int, *, is_miss: bool = True) -> tuple[int, int] | None:
@@ -124,7 +124,7 @@ class Passes:
         return 0, ahead
 
     def gone_elsewhere(self) -> None:
-        """Forget the pass that might have continued here: the next read was of a third object."""
+        """Forget the pass that might have continued here: its reader has read a third object."""
         for number, pass_ in list(self._passes.items()):
             if pass_.before and not pass_.front:
                 del self._passes[number]
@@ -134,7 +134,7 @@ class Passes:
         for number, pass_ in reversed(self._passes.items()):
             if pass_.takes(begin, end):
                 if is_miss and begin < BEGINNING and end < pass_.front and not pass_.announced:
-                    # The pass has read these bytes, and they were evicted: this is another pass from the start.
+                    # The pass has read these bytes, and they were evicted since: this read begins another pass.
                     del self._passes[number]
                     return None
                 return number
@@ -152,7 +152,7 @@ class Passes:
         begin = max(pass_.ahead, pass_.front)
         window = self._window_of(pass_)
         end = min(pass_.front + window, self._size)
-        # In large steps, but for the last one.
+        # In large steps, except for the last one.
         if begin >= end or (end - begin < window // 2 and end < self._size):
             return None
         pass_.ahead = end
@@ -169,18 +169,18 @@ class Passes:
 Thing = TypeVar("Thing")
 Span = tuple[int, int]  # begin and end (bytes)
 
-# One part after the other: several threads would wait for the lock of a file, and take turns at the interpreter.
+# One thread: several would wait for the lock of a file, and take turns at the interpreter.
 _writing = ThreadPoolExecutor(1, "writing")
-SLAB, SLABS = 4 << 20, 8  # bytes of memory in which pieces are held, at most; how many there are at least
-SHORT = 256 << 10  # bytes of a range that comes as a whole, and is written to the cache without a thread, at most
+SLAB, SLABS = 4 << 20, 8  # bytes of a slab of memory for held pieces, at most; the number of slabs, at least
+SHORT = 256 << 10  # bytes of a range that comes in one piece and needs no thread for the cache, at most
 
 Buffer = bytes | memoryview
 PlacedBytes = tuple[int, memoryview]  # where it begins (bytes), and its bytes
-Take = Callable[[int, Buffer], None]  # gets the pieces of a range in order: where each begins, and its bytes
+Take = Callable[[int, Buffer], None]  # takes the pieces of a range in order: where each begins, and its bytes
 
 
 class Intervals(Generic[Thing]):
-    """Values by range of bytes, in order. No two ranges overlap; `add` does not check that."""
+    """Values by range of bytes, in order. No two ranges may overlap, which `add` does not check."""
 
     def __init__(self) -> None:
         self._begins: list[int] = []
@@ -226,7 +226,7 @@ class Intervals(Generic[Thing]):
 
 
 def joined(spans: Iterable[Span], gap: int = 0) -> list[Span]:
-    """Return the spans in order, those that overlap or are at most `gap` bytes apart as one."""
+    """Return the spans in order, joined where they overlap or are at most `gap` bytes apart."""
     joins: list[Span] = []
     for begin, end in sorted(spans):
         if joins and begin <= joins[-1][1] + gap:
@@ -244,7 +244,7 @@ def split(spans: Iterable[Span], most: int) -> list[Span]:
 class Arrival:
     """The bytes of a range as they come, for the readers that wait for them.
 
-    `begin` to `stop` are the bytes that were requested; the readers have the others of their ranges already.
+    The bytes from `begin` to `stop` were requested; readers have all other bytes of their ranges already.
     """
 
     def __init__(self, begin: int, stop: int) -> None:
@@ -269,7 +269,7 @@ class Arrival:
         self._here = begin + len(data)
 
     async def reached(self, end: int) -> None:
-        """Wait until the bytes up to `end` have arrived. Raises the error of the request."""
+        """Wait until the bytes up to `end` have arrived. Raises the error of the request if they do not."""
         if not self._has(end):
             waiter = asyncio.get_running_loop().create_future()
             self._waiters.append((end, waiter))
@@ -286,7 +286,7 @@ class Arrival:
         self.wake()
 
     def wake(self) -> None:
-        """Let the readers go on whose bytes have arrived."""
+        """Wake the readers whose bytes have arrived."""
         for end, waiter in self._waiters:
             if self._has(end) and not waiter.done():
                 waiter.set_result(None)
@@ -294,17 +294,17 @@ class Arrival:
 
 
 class Storing:
-    """Puts the pieces of an arrival, up to byte `stop`, into the cache; none after one that it has refused."""
+    """Puts the pieces of an arrival, up to byte `stop`, into the cache, until the cache refuses a piece."""
 
     def __init__(self, arrival: Arrival, stop: int, cached: CachedObject) -> None:
         self.is_refused = False
         self._arrival, self._stop, self._cached = arrival, stop, cached
         self._task: asyncio.Task[None] | None = None
         self._count = 0  # pieces that were given to the cache
-        self._partial = b""  # of them, the begin of a block
+        self._partial = b""  # the bytes at their end that are not a whole block
 
     def put_at_once(self) -> bool:
-        """Put the piece that has come into the cache; return False if this thread would have to wait for room."""
+        """Put the latest piece into the cache; return False if this thread would have to wait for room."""
         if self.is_refused:
             return True
         if self._task is not None:
@@ -317,7 +317,7 @@ class Storing:
         return True
 
     def put_later(self, item: RemoteObject) -> None:
-        """Put all pieces that have come and will come into the cache of this object, in a thread."""
+        """Put all pieces, also later ones, into the cache of this object, in a thread."""
         if not self.is_refused and self._task is None:
             self._task = item.start(self._put_pieces())
 
@@ -359,9 +359,9 @@ class Storing:
 
 
 class Part:
-    """A range of an object that one request fetches. Its readers continue as soon as their bytes have arrived.
+    """A range of an object that one request fetches. Each reader continues as soon as its bytes have arrived.
 
-    Bytes that have arrived are kept, for waiting readers, as long as the part has users or is in flight.
+    A part keeps its bytes, for waiting readers, as long as it has users or is in flight.
     """
 
     def __init__(self, item: RemoteObject, begin: int, end: int, *, urgent: bool) -> None:
@@ -371,7 +371,7 @@ class Part:
         self.users = 0  # readers that need it
         self.dropped = False
         self.task: asyncio.Task[None] | None = None
-        self.counted = 0  # bytes of the budget that it takes
+        self.counted = 0  # bytes of the memory that the part takes
         self.arrival = Arrival(begin, end)
         self._storing: Storing | None = None  # None: there is no cache, or nothing was requested
         self._is_requested = False
@@ -386,7 +386,7 @@ class Part:
         return not self._is_requested if self._storing is None else not self._storing.is_refused
 
     def expect(self, begin: int, stop: int) -> None:
-        """Note which bytes will be requested; the other bytes of the range are there already."""
+        """Note which bytes will be requested; all other bytes of the range are in the cache already."""
         self._is_requested = True
         self.arrival.expect(begin, stop)
         if self.item.cached is not None:
@@ -395,7 +395,7 @@ class Part:
     def take(self, begin: int, data: Buffer) -> None:
         """Add the next bytes; see `Take`."""
         self.arrival.add(begin, data)
-        is_short = self.size <= SHORT  # comes as a whole: the end gives it to readers, when it is in the cache
+        is_short = self.size <= SHORT  # comes in one piece: `finish` wakes its readers, once the cache has it
         if self._storing is not None and not (is_short and self._storing.put_at_once()):
             self._storing.put_later(self.item)
         if not is_short:
@@ -415,17 +415,17 @@ class RemoteObject:
         self.parts: Intervals[Part] = Intervals()  # queued or in flight
         self.held: Intervals[memoryview] = Intervals()
         self.passes = Passes(pin.size, window)
-        self.whole: asyncio.Task[None] | None = None  # brings all of it: its server sends no parts
-        self.tasks: set[asyncio.Task[None]] = set()  # that use the cache, also those that were cancelled
-        self.verified = False  # or will be soon
+        self.whole: asyncio.Task[None] | None = None  # fetches all of the object, whose server sends no parts
+        self.tasks: set[asyncio.Task[None]] = set()  # use the cache, even after they were cancelled
+        self.verified = False  # True also if it will be verified soon
         self.following: tuple[Url, Pin] | None = None  # the next object of the set
-        self.successor: RemoteObject | None = None  # the same, while it is open for a pass over this one
+        self.successor: RemoteObject | None = None  # the next object while it is open for a pass over this one
 
     def rounded(self, begin: int, end: int) -> Span:
         return begin // BLOCK * BLOCK, min(-(-end // BLOCK) * BLOCK, self.pin.size)
 
     def lacking(self, spans: Iterable[Span]) -> list[Span]:
-        """Return the parts of these ranges that have neither arrived nor are in flight."""
+        """Return the parts of these ranges that have not arrived and are not in flight."""
         gaps = []
         for begin, end in spans:
             for start, stop in [(begin, end)] if self.cached is None else self.cached.missing(begin, end):
@@ -435,7 +435,7 @@ class RemoteObject:
 
     @property
     def arrived(self) -> int:
-        """The number of bytes that have arrived of parts in flight."""
+        """The number of arrived bytes of parts in flight."""
         return sum(part.arrival.size for _, _, part in self.parts)
 
     def is_stored(self, begin: int, end: int) -> bool:
@@ -491,10 +491,10 @@ class RemoteObject:
 
 
 class Held:
-    """Bytes of objects that no cache has: pieces in slabs of memory, `most` bytes in all. The oldest goes first.
+    """Holds the latest bytes of objects that are in no cache: pieces in slabs of memory, `most` bytes in all.
 
-    In the heap, pieces of many sizes that stay for long would have holes of 100 MiB between them. Readers may
-    still use a piece of a slab that was released.
+    In the heap, pieces of many sizes that stay for long would leave holes of 100 MiB. Readers may still use a
+    piece of a slab that was released.
     """
 
     def __init__(self, most: int) -> None:
