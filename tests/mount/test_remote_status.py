@@ -75,14 +75,14 @@ def text(program: Program, *words: str | Path) -> str:
 def test_what_is_fetched_and_read_is_counted_by_store(program: Program, web: WebServer) -> None:
     with mounted(program, web) as mount:
         before = web.sent
-        content = read(mount, "x/a")
+        content = read(mount, "x/b")
         first = store(mount)
         assert first["store"] == web.url
         assert first["requests"] == len(web.gets()) == 1
         assert first["fetched_bytes"] == web.sent - before < SIZE + 2 * 4096  # whole blocks of the cache
         assert first["used_bytes"] == SIZE  # no head: the record says that it is a plain tar
         assert first["reads"] >= 1
-        assert read(mount, "x/a") == content
+        assert read(mount, "x/b") == content
         second = store(mount)
         assert second["used_bytes"] == 2 * SIZE
         assert (second["requests"], second["fetched_bytes"]) == (first["requests"], first["fetched_bytes"])

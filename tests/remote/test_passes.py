@@ -96,6 +96,9 @@ def test_the_first_member_brings_the_next_ones_but_the_first_header_nothing() ->
     assert Passes(SIZE).seen(512, SAMPLE, SAMPLE) == (SAMPLE, SAMPLE + WINDOW_MIN)
     assert Passes(SIZE).seen(0, 512, 512) is None
     assert Passes(SIZE).seen(SAMPLE + 512, 2 * SAMPLE, SAMPLE) is None
+    small = Passes(3 * SAMPLE)
+    assert small.seen(512, SAMPLE, SAMPLE) == (SAMPLE, 3 * SAMPLE)
+    assert Passes(SIZE).go_on(small, is_usual=True) is None  # nothing shows that the reader goes on
 
 
 @pytest.mark.parametrize("members", [COUNT, 13_000])

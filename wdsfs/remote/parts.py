@@ -115,7 +115,8 @@ class Passes:
 
         `is_usual` says that the latest pass did so.
         """
-        ending = [pass_ for pass_ in previous._passes.values() if pass_.ahead >= previous._size]
+        passes = previous._passes.values()
+        ending = [pass_ for pass_ in passes if pass_.recognized and pass_.ahead >= previous._size]
         if not ending or any(not pass_.start for pass_ in self._passes.values()):
             return None
         longest = max(ending, key=lambda pass_: pass_.passed)
