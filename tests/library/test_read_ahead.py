@@ -22,7 +22,7 @@ from tests.processes import answer_of_child, kill, wait_until
 from tests.web_server import Request, WebServer
 from wdsfs.door.shard_door import DOOR
 from wdsfs.source import STEP
-from wdsfs.tree import content
+from wdsfs.tree import content, sample_reader
 
 COUNT = 6  # samples of a shard
 SIZES = {b"cls": 10, b"jpg": 100_000, b"txt": 10}  # of the columns, in bytes
@@ -99,6 +99,15 @@ def test_what_is_asked_for_is_what_the_samples_are(
     assert [at for shard, begin, end in needed if (at := marks[shard].find(0, begin, end)) >= 0] == []
     gaps = 3 * 512 * (len(needed) + 1)  # headers and padding
     assert sum(end - begin for _, begin, end in asked) <= sum(end - begin for _, begin, end in needed) + gaps
+
+
+@pytest.mark.parametrize("most", [0, 1, 150_000, 100 << 20])
+def test_read_ahead_is_bounded(big: str, asked: list[Range], monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    monkeypatch.setattr(sample_reader, "AHEAD_BYTES", most)
+    with wdsfs.samples(big) as opened:
+        opened.will_read(0, len(opened))
+    size = sum(end - begin for _, begin, end in asked)
+    assert size == most if most < 1_000_000 else 3 * COUNT * SIZES[b"jpg"] < size < 2_000_000
 
 
 @pytest.mark.parametrize("name", sorted(tars.ODD))
