@@ -92,10 +92,14 @@ class Bench:
                 first.go()  # now it serves
             time.sleep(SETTLE_SECONDS)
             if cold:  # only now: a daemon may read as it starts
-                cache.evict(behind)
-                if (there := cache.resident(behind)) > RESIDENT_MOST:
-                    self.results.note(f"{self.workload}, {system.name}: {there:.0%} stayed in the page cache")
+                self.evict(system.name, behind)
             yield view
+
+    def evict(self, name: str, paths: Sequence[Path]) -> None:
+        """Drop files from the page cache; a note says if they do not go."""
+        cache.evict(paths)
+        if (there := cache.resident(paths)) > RESIDENT_MOST:
+            self.results.note(f"{self.workload}, {name}: {there:.0%} stayed in the page cache")
 
     @contextlib.contextmanager
     def overlay(self, system: System, data: Set) -> Iterator[Path]:

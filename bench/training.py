@@ -178,7 +178,7 @@ def _two_epochs(bench: Bench, name: str, data: Set, work: str, way: str, places:
 
 
 def _cold_cat(bench: Bench, data: Set) -> None:
-    cache.evict(data.paths)
+    bench.evict("cat", data.paths)
     since = time.perf_counter()
     run("sh", "-c", 'cat "$@" >/dev/null', "cat", *data.paths)
     bench.add(COLD, "MB/s", "cat", _size(data) / (time.perf_counter() - since) / 1e6)
@@ -187,7 +187,7 @@ def _cold_cat(bench: Bench, data: Set) -> None:
 def _cold_epoch(bench: Bench, way: str, data: Set) -> None:
     """Bytes are those of the tars in every format: a rate is one of samples, beside that of `cat`."""
     place = _own_format(data, way)
-    cache.evict([*data.paths, *(path for path in place.rglob("*") if path.is_file())])
+    bench.evict(NAMES.get(way, way), [*data.paths, *(path for path in place.rglob("*") if path.is_file())])
     report = _loader(bench, "bytes", 1, way, data.paths, data)
     if report["total"] != sum(member.crc for _, member in data.members()):
         raise Broken("the loader has seen other bytes than were written")
