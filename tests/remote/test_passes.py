@@ -91,13 +91,13 @@ def test_the_first_window_is_as_wide_as_latency_asks_and_memory_allows(window: i
     assert ahead == [None, (2 * SAMPLE, 2 * SAMPLE + WINDOW_MIN), (2 * SAMPLE + WINDOW_MIN, wide)]
 
 
-def test_the_first_member_brings_the_next_ones_but_the_first_header_nothing() -> None:
-    """A reader waits twice at the head of a shard, not three times; a scan by hops fetches headers alone."""
-    assert Passes(SIZE).seen(512, SAMPLE, SAMPLE) == (SAMPLE, SAMPLE + WINDOW_MIN)
-    assert Passes(SIZE).seen(0, 512, 512) is None
-    assert Passes(SIZE).seen(SAMPLE + 512, 2 * SAMPLE, SAMPLE) is None
+def test_the_first_file_of_a_shard_brings_the_next_ones_but_of_this_shard_only() -> None:
+    """A reader of files waits twice at the head of a shard, not three times; samples and scans fetch no more."""
+    assert Passes(SIZE).seen(512, SAMPLE, SAMPLE, is_file=True) == (SAMPLE, SAMPLE + WINDOW_MIN)
+    assert Passes(SIZE).seen(512, SAMPLE, SAMPLE) is None
+    assert Passes(SIZE).seen(SAMPLE + 512, 2 * SAMPLE, SAMPLE, is_file=True) is None
     small = Passes(3 * SAMPLE)
-    assert small.seen(512, SAMPLE, SAMPLE) == (SAMPLE, 3 * SAMPLE)
+    assert small.seen(512, SAMPLE, SAMPLE, is_file=True) == (SAMPLE, 3 * SAMPLE)
     assert Passes(SIZE).go_on(small, is_usual=True) is None  # nothing shows that the reader goes on
 
 
@@ -111,7 +111,7 @@ def test_random_readers_of_a_distant_store_fetch_next_to_nothing_in_vain(members
         choose = random.Random(seed)
         for _ in range(reads):
             begin = choose.randrange(members) * size + 512
-            ahead = choose.choice(shards).seen(begin, begin + size - 512, size - 512)
+            ahead = choose.choice(shards).seen(begin, begin + size - 512, size - 512, is_file=True)
             vain += 0 if ahead is None else ahead[1] - ahead[0]
     assert vain <= 0.02 * 10 * reads * size
 

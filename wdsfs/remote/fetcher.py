@@ -194,7 +194,7 @@ class KernelReads:
 
     async def _reply(self, item: RemoteObject, request: HandOver) -> None:
         try:
-            pieces = await self._opened.read(item, request.begin, request.end, request.spans)
+            pieces = await self._opened.read(item, request.begin, request.end, request.spans, is_file=True)
         except Exception as error:
             self._reply_error(request.unique, self._opened.errno_of(error))
         else:

@@ -136,14 +136,16 @@ class OpenObjects:
 
     # --- reading
 
-    async def read(self, item: RemoteObject, begin: int, end: int, spans: Sequence[Span] = ()) -> list[memoryview]:
+    async def read(
+        self, item: RemoteObject, begin: int, end: int, spans: Sequence[Span] = (), *, is_file: bool = False
+    ) -> list[memoryview]:
         """Return the bytes of a range, and prefetch for the pass that it may belong to. Raises ShardError."""
         if item.cached is not None and item.cached.evicted and not item.tasks:
             item.cached.close()
             item.cached, item.verified = self._cached(item.url, item.pin), False
         low, high = min([begin, *(span[0] for span in spans)]), max([end, *(span[1] for span in spans)])
         self._keep_to(item)
-        ahead = item.passes.seen(low, high, high - low)
+        ahead = item.passes.seen(low, high, high - low, is_file=is_file)
         if ahead is not None:  # later, when the read itself is queued
             asyncio.get_running_loop().call_soon(self._fetch_ahead, item, *ahead)
         return await self._read(item, begin, end, spans)

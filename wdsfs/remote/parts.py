@@ -81,18 +81,20 @@ class Passes:
         self._passes: OrderedDict[int, _Pass] = OrderedDict()  # the one with the latest read is the last
         self._made = 0
 
-    def seen(self, begin: int, end: int, used: int, *, is_miss: bool = True) -> tuple[int, int] | None:
+    def seen(
+        self, begin: int, end: int, used: int, *, is_miss: bool = True, is_file: bool = False
+    ) -> tuple[int, int] | None:
         """Note a read of this range; return the range to fetch ahead now, if any.
 
-        `used` bytes of the range were read; `is_miss` says that they were not in the cache.
+        `used` bytes of the range were read; `is_miss` says that they were not in the cache, `is_file`
+        that a program reads a file of a mount: after the first file of a shard it probably reads the second one.
         """
         number = self._taking(begin, end, is_miss)
         used = max(used, LEAST)
         if number is None:
             pass_ = _Pass(begin, end, used)
             self._follow(pass_)
-            # A scan of headers begins at byte 0, a reader of files behind the first header.
-            return self._extend(pass_) if 0 < begin < LEAST else None
+            return self._extend(pass_) if is_file and begin < LEAST else None
         pass_ = self._passes[number]
         pass_.used += used
         if end > pass_.front:
