@@ -204,7 +204,7 @@ def test_an_unfinished_commit(program: Program, here: Set) -> None:
     here.edit({"s1": {"e": WHITEOUT}})
     with pytest.raises(Killed):
         here.commit(Killer(), in_place=True)
-    finish = b"wdsfs commit --in-place --overlay o 's{0..1}.tar' (or give it up: use --abandon instead"
+    finish = b"wdsfs commit --in-place --overlay o 's{0..1}.tar' (to give it up, type --abandon"
     assert finish in program.run("diff", "--overlay", "o", SHARDS, code=7).stderr
     assert finish in program.run("commit", "--overlay", "o", "--output", "%d.tar", SHARDS, code=7).stderr
     done = program.run("commit", "--in-place", "--overlay", "o", "s1.tar", "s0.tar", code=7)
