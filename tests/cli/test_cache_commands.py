@@ -128,7 +128,7 @@ def test_verify(filled: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--clear", "--verify"], "exclude each other"),
+        (["--clear", "--verify"], "cannot be combined"),
         (["--trim", "1G", "s3://b/"], "--trim takes no URL"),
         (["--trim", "1.5X"], "is not a size"),
         (["train.tar"], "train.tar is not a URL"),

@@ -36,19 +36,19 @@ def test_a_server_that_can_all(program: Program, web: WebServer) -> None:
     assert lines(program, f"{web.url}/x.tar") == [
         f"ok   {web.url}/x.tar: can be reached, 4.9 KiB",
         "ok   credentials: none",
-        "ok   ranges: work: a read fetches what it needs",
-        "ok   conditions: work: a replaced object is not sent",
+        "ok   ranges: work: a read fetches only the bytes that it needs",
+        "ok   conditions: work: the store does not send a replaced object",
     ]
 
 
 def test_a_server_without_ranges_conditions_and_etags(program: Program, web: WebServer) -> None:
     served(web, ranges=False, conditions=False, etag=None)
     assert lines(program, f"{web.url}/x.tar")[2:] == [
-        "warn ranges: its server sends whole objects only: each shard is fetched completely when it is first read",
-        "      -> fetch shards ahead of time (wdsfs fetch), with enough room for them in the cache (--cache-size)",
-        "ok   conditions: ignored by its server; so each answer is compared with the known object",
-        "warn changes: its server gives no ETag: a change is noticed only by the size, or by the time in seconds",
-        "      -> give a shard a new name when its content changes",
+        "warn ranges: the server sends only whole objects: the first read of a shard fetches all of it",
+        "      -> fetch the shards first (wdsfs fetch), with enough room in the cache (--cache-size)",
+        "ok   conditions: ignored by the server, so wdsfs compares each answer with the known object",
+        "warn changes: the server sends no ETag: wdsfs notices a change only by size, or by time in seconds",
+        "      -> give a changed shard a new name",
     ]
     expected = {f"{web.url}/x.tar": "ok", "ranges": "warn", "conditions": "ok", "changes": "warn"}
     assert levels(program, f"{web.url}/x.tar").items() >= expected.items()

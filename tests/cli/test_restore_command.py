@@ -88,7 +88,7 @@ def test_everything_is_undone_for_whoever_looks(a_set: Program) -> None:
                 assert new.read() == b"new"  # of what is gone, as after rm
             assert mapped[:] == os.pread(file.fileno(), 5000, 0) == content(0, "a", "txt")
         assert a_set.run("diff", mounted.path).stdout == b""
-        assert "nothing was changed at any path" in a_set.refused("restore", "--all", mounted.path, code=6)
+        assert "there are no changes at any path" in a_set.refused("restore", "--all", mounted.path, code=6)
     with a_set.mounted(*OVERLAY) as mounted:
         assert picture(mounted.path) == before
 
@@ -114,11 +114,11 @@ def test_paths_as_they_are_typed(a_set: Program) -> None:
 REFUSED = [
     (["/tmp"], 2, "/tmp: is outside of "),
     (["../x"], 2, "../x: is outside of "),
-    ([""], 2, "a PATH is empty; to undo every change say --all"),
+    ([""], 2, "a PATH is empty; to undo every change type --all"),
     ([], 2, "name the PATHs to restore, or --all"),
     (["--all", "s0"], 2, "--all takes no PATH"),
     (["s0/a", "s0/nothing"], 6, "no 'nothing' in "),
-    (["s0/c"], 6, "nothing was changed at s0/c"),
+    (["s0/c"], 6, "there are no changes at s0/c"),
     (["s0/a", "s1/*"], 6, "no '*' in "),
     (["s0/a", "s0/b/txt"], 6, "s0/b was removed as a whole: restore that"),
 ]
@@ -141,7 +141,7 @@ def test_what_is_refused(a_set: Program) -> None:
 def test_where_there_is_nothing_to_restore(a_set: Program) -> None:
     assert "no mount of wdsfs is there" in a_set.refused("restore", a_set.mountpoint, "s0", code=5)
     with a_set.mounted("s0.tar") as mounted:
-        assert "that mount has no overlay" in a_set.refused("restore", mounted.path, "s0", code=5)
+        assert "the mount has no overlay" in a_set.refused("restore", mounted.path, "s0", code=5)
     a_set.write("other/x", b"")
     message = a_set.refused("restore", "--overlay", "other", "x", code=8)
     assert "neither empty nor an overlay of wdsfs" in message
@@ -191,7 +191,7 @@ def test_meanwhile_a_commit_is_under_way(a_set: Program, monkeypatch: pytest.Mon
         (mounted.path / "s0/a/txt").write_bytes(b"changed")
         (a_set.home / "o/work/commit.json").write_text("{}")
         said = a_set.refused("restore", mounted.path, "s0/a", code=7)
-        assert "was stopped half-way: some of its changes are in the shards already" in said
+        assert "was stopped half-way: the shards already have some of its changes" in said
         (a_set.home / "o/work/commit.json").unlink()
         registration = mount_registry.find_registration(str(mounted.path))
         assert registration is not None

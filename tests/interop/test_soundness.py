@@ -275,7 +275,7 @@ def test_what_may_be_missing_is_left_out(half: Program) -> None:
     told = half.refused(
         "commit", "--allow-missing", "--overlay", "up", "--merge", "-o", "n-%d.tar", "{a,b}.tar", code=2
     )
-    assert "--allow-missing is not for an overlay with --merge" in told
+    assert "--allow-missing cannot be used with an overlay of --merge" in told
 
 
 def test_shards_that_are_not_there_may_be_missing(program: Program) -> None:

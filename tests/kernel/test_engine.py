@@ -76,7 +76,7 @@ def test_hints_are_given_when_an_image_is_made(program: Program, shard: Path) ->
     finally:
         end_mount(program.mountpoint)
     hint = b"wdsfs: loaders that look for *.jpg need --names full or --layout files\n"
-    assert said == [hint + b"wdsfs: which layout for which loader: wdsfs help layouts\n", b""]
+    assert said == [hint + b"wdsfs: `wdsfs help layouts` shows the layout for each loader\n", b""]
 
 
 def test_a_kept_image_is_mounted_without_the_index(program: Program, shard: Path) -> None:

@@ -953,7 +953,7 @@ def test_umount_is_for_mounts_of_wdsfs_only(small: Program) -> None:
     with small.mounted("a.tar") as mounted:
         message = small.refused("umount", mounted.path / "a", code=5)
         assert message.endswith(f"lies in a mount; name its MOUNTPOINT: {mounted.path}")
-    assert "not one of wdsfs" in small.refused("umount", "/proc", code=5)
+    assert "not a mount of wdsfs" in small.refused("umount", "/proc", code=5)
     assert "no mount of wdsfs is there" in small.refused("umount", small.home, code=5)
     assert "no mount of wdsfs is there" in small.refused("umount", small.home / "missing", code=5)
 

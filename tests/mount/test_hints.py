@@ -14,7 +14,7 @@ from wdsfs.tree.composition import parse_composition
 from wdsfs.tree.opening import open_typed_set
 from wdsfs.tree.set_options import Opening, Selection, TreeOptions
 
-LAYOUTS = "which layout for which loader: wdsfs help layouts"
+LAYOUTS = "`wdsfs help layouts` shows the layout for each loader"
 
 
 def said(

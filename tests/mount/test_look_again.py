@@ -417,7 +417,9 @@ def test_a_shard_beyond_the_last_number_is_left_out(
     write(shards / "u.tar", 8)
     answer = followed.look()
     assert answer["new"] == ["t"]
-    assert answer["left_out"] == {"u.tar": "the mount has its 4 shards, the most that it takes: mount again"}
+    assert answer["left_out"] == {
+        "u.tar": "the mount already has 4 shards, the most that it can show: mount again"
+    }
 
 
 def test_remote_shards_need_a_mount_that_began_with_some(shards: Path, tmp_path: Path) -> None:

@@ -57,10 +57,10 @@ def test_a_sample_of_many_images_in_a_set_that_begins_empty(program: Program) ->
     ("arguments", "message"),
     [
         (("mount", "--new", "mnt"), "--new needs --overlay DIR"),
-        (("mount", *OVERLAY, "--new", "s.tar", "mnt"), "s.tar names shards"),
+        (("mount", *OVERLAY, "--new", "s.tar", "mnt"), "leave out s.tar"),
         (("mount", *OVERLAY, "--new"), "the MOUNTPOINT is missing"),
         (("mount", *OVERLAY, "--new", "--ignore-zeros", "mnt"), "--ignore-zeros is for SHARDS"),
-        (("diff", *OVERLAY), "name the SHARDS below the overlay"),
+        (("diff", *OVERLAY), "name the SHARDS of the overlay"),
         (("diff",), "name one MOUNTPOINT"),
     ],
 )

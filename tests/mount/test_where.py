@@ -117,10 +117,10 @@ def test_an_image_that_others_may_not_read(program: Program, user_program: Progr
         program.run("mount", "--engine", "kernel", "-o", "allow_other", shard, place)
         says = user_program.refused("where", place / "s0/d0/0-0/txt", code=6)
         assert (
-            f"{place}/s0/d0/0-0/txt: is in no mount of wdsfs; see: wdsfs status. It is served by the kernel from "
+            f"{place}/s0/d0/0-0/txt: is in no mount of wdsfs; see: wdsfs status. The kernel serves it from "
             in says
         )
-        assert ".erofs, which you may not read" in says
+        assert ".erofs, which you cannot read" in says
     finally:
         end_mount(place)
 
@@ -246,7 +246,7 @@ def test_paths_in_no_shard_are_named(program: Program, tmp_path: Path) -> None:
             f"wdsfs: {mountpoint / 'none'}: No such file or directory",
         ]
         assert done.stdout.startswith(os.fsencode(mountpoint / "s0"))
-        assert "and is in no shard" in program.refused("where", mountpoint / ".wdsfs" / "status.json", code=6)
+        assert "not of a shard" in program.refused("where", mountpoint / ".wdsfs" / "status.json", code=6)
         outside, inside = said(program, tmp_path, mountpoint, code=6)
         assert set(outside) == {"path", "error"}
         assert inside["kind"] == "directory"

@@ -420,7 +420,7 @@ def test_a_killed_commit_of_a_mount_is_finished_by_another(program: Program) -> 
     """Till then nobody writes; then the mount shows the new shards, and can be written and committed again."""
     make_set(program)
     with program.mounted(*OPTIONS) as mounted:
-        mounted.expect_log("a commit in place was stopped half-way; nothing can be changed until it is finished")
+        mounted.expect_log("a commit in place was stopped half-way; to allow changes again, finish it")
         for number in range(WRITERS):
             (mounted.path / f"s{number}/000/txt").write_bytes(b"new")
         (mounted.path / "more/k").mkdir(parents=True)
@@ -462,7 +462,7 @@ def test_after_the_end_of_all_processes_everything_is_there(program: Program, se
         with fails(107, 103), file:
             file.write(b"x")
         said = program.refused("commit", "--in-place", mounted.path, code=5)
-        assert "its daemon is gone; end it with" in said
+        assert "its daemon has ended; end it with" in said
         assert f"wdsfs umount {mounted.path}" in said
         program.run("umount", mounted.path)
     with program.mounted(*OPTIONS) as mounted:

@@ -98,7 +98,7 @@ def test_what_a_mapped_file_cannot_keep(a_set: Program) -> None:
             a_set.write("new.tar", shard([("x.txt", b"x")])).replace(a_set.home / "s1.tar")
             wait_until(lambda: has(mounted.path / "s1", "x"), "the new shard")
             said = a_set.refused("commit", "--output", "out/%d.tar", mounted.path, code=7)
-        assert f"{mounted.path}: a change of a mapped file could not be writ" in said
+        assert f"{mounted.path}: the kernel could not write a change of a mapped file" in said
         assert "its shard was replaced meanwhile" in said
         assert not (a_set.home / "out").exists()
 
@@ -327,7 +327,7 @@ def test_meanwhile_nobody_writes_and_everybody_reads(a_set: Program, stop: threa
                 with fails(errno.EBUSY):
                     action()
             assert held.read() == b"a caption"
-            assert "is being committed already" in a_set.refused("commit", "--in-place", top, code=8)
+            assert "is already being committed" in a_set.refused("commit", "--in-place", top, code=8)
             running.finish()
         check_committed(top)
         (top / "s2/000/new").touch()

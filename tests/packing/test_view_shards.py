@@ -160,7 +160,7 @@ def test_a_mount_is_named_by_its_shards(program: Program) -> None:
         assert "is a mount: name its SHARDS" in text
         text = program.refused("commit", "-o", "n.tar", mounted.path, code=5)
         options = "--columns 'img=jpg;png' --field caption.txt=json:caption"
-        assert f"to write new shards of what it shows: wdsfs pack {options} -o PATTERN SHARDS" in text
+        assert f"to write its view into new shards: wdsfs pack {options} -o PATTERN SHARDS" in text
         text = program.refused("commit", "--columns", "jpg", "-o", "n.tar", mounted.path, code=2)
         assert text.endswith("then pack the new shards: wdsfs pack --columns ... -o PATTERN SHARDS")
 

@@ -170,7 +170,7 @@ def test_check(shards: list[str], program: Program) -> None:
     assert b"use --key-ends last-dot, or rename such files" in plain
     assert b"9 samples, 9 members: 0 findings" in program.run("check", *LAST_DOT, "speech.tar").stderr
     with program.mounted("speech.tar") as mounted:
-        mounted.expect_log("columns are parts of names: use --key-ends last-dot")
+        mounted.expect_log("columns are parts of names: type --key-ends last-dot")
     with program.mounted(*LAST_DOT, "speech.tar") as mounted:
         mounted.allow_log("loaders that look for")
 

@@ -1144,11 +1144,14 @@ def test_what_commands_refuse(program: Program) -> None:
     refused = program.refused(
         "mount", "s.tar", program.mountpoint, "--columns", "jpg;JPG;png", "--overlay", program.home / "o", code=2
     )
-    assert "--overlay cannot be combined with options that change" in refused
+    assert "--overlay cannot be combined with --keys, --columns" in refused
     for options, column in (((), "cls"), (("--class-from", "json:kind"), "json")):
         overlay = ("--layout", "classes", *options, "--overlay", program.home / "o")
         refused = program.refused("mount", "s.tar", program.mountpoint, *overlay, code=2)
-        assert f"--layout classes cannot be written: mount without it, and write SHARD/KEY/{column}" in refused
+        assert (
+            f"--overlay cannot be combined with --layout classes: leave it out, and write SHARD/KEY/{column}"
+            in refused
+        )
     listed = program.run("ls", "-R", "s.tar", "s/d", "--columns", "jpg;png", "--missing", "skip").stdout
     assert listed == b"a/\na/jpg\nb/\nb/png\n"
     assert (

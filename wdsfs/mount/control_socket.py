@@ -1,7 +1,7 @@
 """The daemon's side of the control socket: its answers to `status`, `refresh`, `diff`, `commit` and `restore`.
 
-The client's side, and where the socket lies, is `mount_registry.py`. A question is one line of JSON, and so is an
-answer; a commit keeps its connection for as long as writes are refused.
+`mount_registry.py` has the client's side and the path of the socket. A question and an answer are one line of JSON
+each. A commit keeps its connection as long as writes are refused.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ NOT_COUNTED = "no process could be started to report more; the log says why"
 
 
 class JsonLines:
-    """A line of JSON at a time over a stream."""
+    """Messages over a stream, each a line of JSON."""
 
     def __init__(self, stream: trio.SocketStream) -> None:
         self._stream = stream
         self._received = b""
 
     async def receive(self) -> dict[str, Any]:
-        """Receive a message. Raises EOFError when the other side is gone, or sends no JSON object."""
+        """Receive a message. Raises EOFError if the other side has closed, or sends no JSON object."""
         while b"\n" not in self._received:
             part = await self._stream.receive_some(1 << 16)
             if not part or len(self._received) > LINE_MAX:
@@ -53,28 +53,28 @@ class JsonLines:
         try:
             return decode(line)
         except ValueError:
-            raise EOFError from None  # not a client of ours
+            raise EOFError from None  # not a client of wdsfs
 
     async def send(self, message: dict[str, Any]) -> None:
         await self._stream.send_all(encode(message))
 
 
 class ControlSocket:
-    """Answers the requests of clients to the mount. `growth` has the set that is shown now."""
+    """Answers the requests of clients to the mount. `growth` has the current set."""
 
     def __init__(self, daemon: Registration, growth: Growth, supervisor: Supervisor) -> None:
         self.daemon, self.growth, self.supervisor = daemon, growth, supervisor
         self.mount = growth.served.mount
-        self.committing = False  # a client that commits is there
+        self.committing = False  # a client is committing
         self.restoring = trio.Lock()
 
     @property
     def served(self) -> MountedSet:
-        """The set that is shown now."""
+        """The current set."""
         return self.growth.served
 
     async def answer(self, stream: trio.SocketStream) -> None:
-        """Answer one client, until it is gone."""
+        """Answer one client, until it closes the connection."""
         async with stream:
             try:
                 lines = JsonLines(stream)
@@ -93,20 +93,20 @@ class ControlSocket:
                 else:
                     text = f"{self.mount.mountpoint} is served by wdsfs {__version__}, which has no such request"
                     await lines.send({"error": text})
-                await stream.send_eof()  # closing is not enough: a worker forked meanwhile has it, too
+                await stream.send_eof()  # closing is not enough: a worker forked in the meantime inherits it
             except (trio.BrokenResourceError, trio.ClosedResourceError, EOFError):
                 pass
-            except Exception:  # whatever it is, it must not end the mount
+            except Exception:  # no error of a client may end the mount
                 log.exception("a client of the control socket was not served")
 
     async def _freeze(self, lines: JsonLines) -> None:
-        """Refuse writes until the client has committed, or is gone."""
+        """Refuse writes until the client has committed or closed the connection."""
         overlay = self.served.overlay
         if overlay is None or self.committing:
-            reason = "has no overlay" if overlay is None else "is being committed already"
+            reason = "has no overlay" if overlay is None else "is already being committed"
             await lines.send({"error": f"{self.mount.mountpoint} {reason}"})
             return
-        overlay.freeze(True)  # it is still, if the last client was stopped half-way
+        overlay.freeze(True)  # already frozen if the last client was stopped half-way
         self.committing = True
         try:
             await self._let_finish()
@@ -116,20 +116,20 @@ class ControlSocket:
                 new, published = ([os.fsencode(path) for path in answer[key]] for key in ("new", "published"))
                 self._renew(new, published)
                 await lines.send({})
-                await lines.receive()  # nothing: the commit is over when the client is gone
+                await lines.receive()  # nothing: the commit is over when the client closes
         finally:
             self.committing = False
             if overlay.is_half_committed:
                 log.error(
-                    "a commit in place was stopped half-way; nothing can be changed until it is finished: wdsfs "
-                    "commit --in-place %s",
+                    "a commit in place was stopped half-way; to allow changes again, finish it: wdsfs commit "
+                    "--in-place %s",
                     shlex.quote(self.mount.mountpoint),
                 )
             else:
                 overlay.freeze(False)
 
     async def _refresh(self) -> dict[str, Any]:
-        """Look at the set again, now."""
+        """Look for new and removed shards now."""
         why = self.mount.fixed_because
         if why is not None:
             remedy = ": unmount it, and mount it again" if self.mount.overlay is not None else ""
@@ -152,19 +152,17 @@ class ControlSocket:
             done = await in_child(lambda: self._ask_worker(overlay.token, paths), self.supervisor.device)
             sent = await self._show_restored(overlay)
         return (
-            done
-            if done and sent
-            else {"error": f"{where}: restoring has failed; see {self.daemon.log or 'its log'}"}
+            done if done and sent else {"error": f"{where}: restoring failed; see {self.daemon.log or 'its log'}"}
         )
 
     async def _show_restored(self, overlay: MountedOverlay) -> bool:
-        """Invalidate the kernel's caches of restored paths; return False if that is not possible at present."""
+        """Invalidate the kernel's caches of restored paths; return False if this fails now."""
         with trio.move_on_after(NOTIFY_SECONDS):
             while not await in_child(lambda: self._invalidate(overlay), None):  # noqa: ASYNC110  # it fails
                 await trio.sleep(NOTIFY_PAUSE_SECONDS)
             overlay.drop_notes()
             return True
-        log.error("the kernel's caches of restored paths are not invalidated yet; the next restore tries it again")
+        log.error("the kernel may still show old content at the restored paths; the next restore tries again")
         return False
 
     def _ask_worker(self, token: bytes, paths: list[bytes]) -> dict[str, Any]:
@@ -186,7 +184,7 @@ class ControlSocket:
             try:
                 os.write(self.supervisor.device, note)
             except OSError as error:
-                if error.errno != errno.ENOENT:  # the kernel does not know that one
+                if error.errno != errno.ENOENT:  # the kernel does not know this entry
                     raise
         return {"done": True}
 
@@ -200,13 +198,13 @@ class ControlSocket:
         return {"shards": names, "reading": reading, "without": without, "seen": self.served.access.to_json()}
 
     async def _let_finish(self) -> None:
-        """Wait for the request that a worker is at: it may have begun before the freeze."""
+        """Wait for the current request of a worker, which may have begun before the freeze."""
         board, done = self.supervisor.board, self.supervisor.board.done
         while board.busy and board.done == done:  # noqa: ASYNC110  # shared memory gives no event
             await trio.sleep(0.001)
 
     def _renew(self, further: Sequence[bytes], published: Sequence[bytes]) -> None:
-        """Show the shards as they are now, with `further` ones at the end; a commit has replaced `published`."""
+        """Show the current shards, with `further` shards at the end; a commit has replaced `published`."""
         self.growth.served = self.served.extended(further, published)
         self.supervisor.renew(self.served.tree, self.growth.follower())
 

@@ -1,7 +1,7 @@
-"""A mount as a process: forked into the background, with a log, an exit code, known to systemd.
+"""A mount as a process: in the background, with a log and an exit code, known to systemd.
 
-`fork` does so before anything is done, so that the process that the user started can wait until the tree is
-usable. What the process then does is decided by `fuse_session.py` (FUSE) and `guard.py` (kernel).
+`fork` comes first, so that the process that the user started can wait until the tree is usable. `fuse_session.py`
+(FUSE) and `guard.py` (kernel) have the work of the daemon.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ log = logging.getLogger(__name__)
 
 LEFT, READY, GONE = b"-", b"+", b"."  # from the daemon to the process that waits for it
 Leave = Callable[[Path | None], None]
-ALIVE_SECONDS = 0.2  # how often that process looks whether the daemon is still there
-# Variables that name files and directories, each with what separates several of them. Processes of a mount read
-# them later: those of stores, for example, are read by libraries in the fetcher, which may be started again.
+ALIVE_SECONDS = 0.2  # interval at which that process checks that the daemon still runs
+# Variables with paths, and the separator of several paths. Processes of a mount read them later: libraries in the
+# fetcher, which may be restarted, read the variables of stores.
 PATH_VARIABLES = {
     **dict.fromkeys(("HOME", "TMPDIR", "SSL_CERT_FILE"), ""),
     **dict.fromkeys(("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE", "AWS_WEB_IDENTITY_TOKEN_FILE"), ""),
@@ -40,26 +40,23 @@ PATH_VARIABLES = {
     "SSL_CERT_DIR": os.pathsep,
 }
 PATH_SETTINGS = {"INDEX_DIR": "", "CACHE_DIR": "", "INDEX_FILE": "\n"}
-LOG_BYTES = 4 << 20  # a mount that finds a longer log starts a new one and keeps the old
+LOG_BYTES = 4 << 20  # from this size on a mount begins a new log and keeps the old one
 
 
 def log_path(mountpoint: str) -> Path:
-    """Return the file to which the process of a mount logs in the background, if it can be written."""
+    """Return the log file of a mount in the background, whether or not it can be written."""
     return file_of(mountpoint, ".log", host.state_dir())
 
 
 def open_log(mountpoint: str) -> Path | None:
-    """Return the file that a mount in the background logs to, where one can be written.
-
-    A long old one is put aside.
-    """
+    """Return a writable log file for a mount in the background, or None. A long old log is renamed."""
     for path in (log_path(mountpoint), file_of(mountpoint, ".log")):
         try:
             trust.directory(path.parent, create=True, tighten=True)
             if path.exists() and path.stat().st_size > LOG_BYTES:
                 path.replace(path.with_suffix(".log.old"))
             fd = trust.open_file(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-            os.fchmod(fd, 0o600)  # names of samples are in it, and an older version made it for all
+            os.fchmod(fd, 0o600)  # the log has names of samples; an older version let all users read it
             os.close(fd)
         except OSError as error:
             log.warning("cannot write a log in %s: %s", path.parent, error.strerror)
@@ -87,9 +84,9 @@ def log_to_file(path: Path | None) -> None:
 def fork(mountpoint: str, action: Callable[[Leave, Callable[[], None]], None]) -> int:
     """Run `action` in a daemon; returns 0 once it is ready, else the daemon's exit code.
 
-    `action` gets two functions: the first leaves the terminal for a log file, the second says that the mount is
-    usable. The daemon stays attached to the terminal until it leaves: it shows progress, says what is wrong, and
-    gets an interrupt. Must be called before any thread is started.
+    `action` gets two functions: the first leaves the terminal for a log file, the second reports that the mount is
+    usable. Until the daemon leaves the terminal, it shows progress and errors there, and gets interrupts.
+    REQUIRES: no thread has been started.
     """
     receiver, sender = os.pipe()
     pid = os.fork()
@@ -106,7 +103,7 @@ def fork(mountpoint: str, action: Callable[[Leave, Callable[[], None]], None]) -
 
 
 def guarded(action: Callable[[], None]) -> int:
-    """Run to the end; errors become a message and an exit code."""
+    """Run `action`; return its exit code, and log its error."""
     try:
         action()
     except WdsfsError as error:
@@ -125,13 +122,13 @@ def _wait_for(pid: int, receiver: int, log_file: Path) -> int:
     heard, status = b"", 0
     while READY not in heard:
         try:
-            # Not by the end of the pipe: the daemon's workers have it, too, and may outlive it.
+            # The end of the pipe tells nothing: the daemon's workers inherit it, and may outlive the daemon.
             if select.select([receiver], [], [], ALIVE_SECONDS)[0]:
                 word = os.read(receiver, 16)
-                heard += word or GONE  # killed, and no other process has the pipe
+                heard += word or GONE  # the daemon was killed, and no other process has the pipe
             elif os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
                 break
-        except KeyboardInterrupt:  # the daemon has got it, too, and ends in good order
+        except KeyboardInterrupt:  # the daemon gets the interrupt, too, and ends in good order
             continue
         if heard.endswith(GONE):
             break
@@ -139,21 +136,21 @@ def _wait_for(pid: int, receiver: int, log_file: Path) -> int:
         return 0
     _, status = os.waitpid(pid, 0)
     code = os.waitstatus_to_exitcode(status)
-    if LEFT in heard:  # its message is not on this terminal
+    if LEFT in heard:  # its message is in the log
         log.error("the daemon ended before the mount was usable; see %s", log_file)
-    elif code < 0:  # and it could not say anything itself
+    elif code < 0:  # a killed daemon has no message
         log.error("a signal ended the daemon before the mount was usable: %s", signal.strsignal(-code))
     return code if code > 0 else 1
 
 
 def _report(sender: int, word: bytes) -> None:
-    """Report to the waiting process how far this one is."""
-    with contextlib.suppress(BrokenPipeError):  # it waits no longer
+    """Report the progress of the daemon to the waiting process."""
+    with contextlib.suppress(BrokenPipeError):  # that process has ended
         os.write(sender, word)
 
 
 def _leave_terminal(log_file: Path | None, sender: int) -> None:
-    """Go on in the background, with the log in a file."""
+    """Continue in the background, with the log in a file."""
     _report(sender, LEFT)
     log_to_file(log_file)
     os.setsid()
@@ -166,7 +163,7 @@ def _leave_terminal(log_file: Path | None, sender: int) -> None:
 
 
 def _make_paths_absolute() -> None:
-    """Make paths of variables and settings mean the same in another directory, for all processes of the mount."""
+    """Make relative paths in variables and settings absolute, for all processes of the mount."""
     for name, separator in PATH_VARIABLES.items():
         value = os.environ.get(name)
         if value:
@@ -186,7 +183,7 @@ def _anchored(path: str) -> str:
 
 
 def notify_systemd(message: str) -> None:
-    """Notify the service manager, if there is one that asks for it (sd_notify(3))."""
+    """Notify the service manager, if it has set NOTIFY_SOCKET (sd_notify(3))."""
     address = os.environ.get("NOTIFY_SOCKET")
     if not address:
         return

@@ -1,7 +1,7 @@
-"""Checks that this machine can mount by FUSE, or reach a store, each with what to type if it cannot.
+"""Checks that this machine can mount by FUSE, or reach a store. Each finding has the command that helps.
 
-A check changes nothing. The place that it looks at is a parameter, so that tests can name another one. The checks
-of the kernel engine are in the room `kernel`.
+A check changes nothing. Its place is a parameter, so that tests can name another place. The room `kernel` has the
+checks of the kernel engine.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from wdsfs.shared_settings import setting
 ALLOW_OTHER = "allow_other"  # the name of a check
 CAP_SYS_ADMIN = 21
 LITTLE_SPACE = 1 << 28  # bytes; the index of some ten million members, by the size of the packed records
-FEW_FILES = 4096  # open files; many machines still start a shell with 1024, but let it raise that itself
+FEW_FILES = 4096  # open files; many machines start a shell with 1024, which it may raise
 
 
 def diagnose(place: str | None = None, index_dir: str | None = None) -> list[MachineFinding]:
-    """Return the findings of all checks, and that of a mount point, `place`, when it is given.
+    """Return the findings of all checks, and the finding about a mount point `place`, if any.
 
-    Without `index_dir` the one that a mount would take is checked: WDSFS_INDEX_DIR, else the cache directory.
+    Without `index_dir` it checks the default: WDSFS_INDEX_DIR, else the cache directory.
     """
     findings = [
         check_device(),
@@ -72,7 +72,7 @@ def _check_kernel_engine() -> MachineFinding:
 
 
 def preventing(place: str, options: Collection[str]) -> list[MachineFinding]:
-    """Return the findings that prevent a mount at `place` with these options of `-o`."""
+    """Return the findings that explain a failed mount at `place` with these options of `-o`."""
     for_others = not {"allow_other", "allow_root"}.isdisjoint(options)
     return [
         finding
@@ -83,7 +83,7 @@ def preventing(place: str, options: Collection[str]) -> list[MachineFinding]:
 
 # -- a report --------------------------------------------------------------------------------------------------
 
-# Findings whose details have no path of this user.
+# Findings whose details contain no path of this user.
 _WITHOUT_PATHS = ("/dev/fuse", "privileges", "libfuse", "kernel", "open files", KERNEL_ENGINE)
 _OF_MOUNT = (
     "engine state mode layout names merge index_tree follow wdsfs protocol shards samples damaged_count processes "
@@ -97,9 +97,9 @@ _FOR_TESTS = re.compile(r"extra == .(bench|dali|demo|dev|release|test|tools)")
 
 
 def report() -> dict[str, Any]:
-    """Return what a report of a defect needs: versions, findings, mounts.
+    """Return the facts for a bug report: versions, findings, mounts.
 
-    It has no path, no URL, and no name of a user, shard or sample. Raises MountError.
+    It contains no path, no URL, and no name of a user, shard or sample. Raises MountError.
     """
     distribution = platform.freedesktop_os_release() if os.path.exists("/etc/os-release") else {}
     system = os.uname()
@@ -118,7 +118,7 @@ def report() -> dict[str, Any]:
 
 
 def _package_versions() -> dict[str, str]:
-    """Return the versions of what this program depends on, but not of what only its tests need."""
+    """Return the versions of the packages that wdsfs needs, without the packages of its tests."""
     required = [line for line in metadata.requires("wdsfs") or [] if not _FOR_TESTS.search(line)]
     names = sorted({re.split(r"[^\w.-]", requirement, maxsplit=1)[0] for requirement in required} - {"wdsfs"})
     versions = {}
@@ -129,7 +129,7 @@ def _package_versions() -> dict[str, str]:
 
 
 def _shown_finding(finding: MachineFinding) -> str:
-    # The text of an exception may have a path all the same.
+    # The text of an exception may contain a path.
     is_shown = finding.name in _WITHOUT_PATHS and "/" not in finding.detail
     return f"{finding.level}: {finding.detail}" if is_shown else finding.level
 
@@ -152,7 +152,7 @@ def _shown_mount(mount: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_device(device: str = "/dev/fuse") -> MachineFinding:
-    """Check that the device is there and can be opened for reading and writing."""
+    """Check that the device exists and can be opened for reading and writing."""
     name = device
     try:
         os.close(os.open(device, os.O_RDWR | os.O_CLOEXEC))
@@ -163,7 +163,7 @@ def check_device(device: str = "/dev/fuse") -> MachineFinding:
 
 def _device_remedy(error: OSError, device: str) -> str:
     inside = container()
-    if inside and error.errno != errno.EACCES:  # else it is there, and its mode is too narrow
+    if inside and error.errno != errno.EACCES:  # else the device exists, with too narrow a mode
         return _CONTAINER_REMEDIES.get(inside, _CONTAINER_REMEDIES["docker"])
     if error.errno in (errno.ENOENT, errno.ENODEV, errno.ENXIO):
         return "sudo modprobe fuse"
@@ -171,7 +171,7 @@ def _device_remedy(error: OSError, device: str) -> str:
 
 
 def check_privileges(status: str = "/proc/self/status") -> MachineFinding:
-    """Check that this process, or fusermount3 for it, has the right to mount, which containers can take away."""
+    """Check that this process, or fusermount3, has the right to mount, which a container may take away."""
     name = "privileges"
     try:
         fields = dict(line.split(":", 1) for line in Path(status).read_text().splitlines() if ":" in line)
@@ -186,7 +186,11 @@ def check_privileges(status: str = "/proc/self/status") -> MachineFinding:
     if not _has_capability(fields, "CapBnd"):
         return MachineFinding(name, "fail", "CAP_SYS_ADMIN is out of reach here, even for fusermount3", remedy)
     if fields.get("NoNewPrivs", "0").strip() == "1":
-        how = remedy if inside else "start it without NoNewPrivileges= and what implies it (docs/how-to/boot.md)"
+        how = (
+            remedy
+            if inside
+            else "remove NoNewPrivileges= and the settings that imply it from the unit (docs/how-to/boot.md)"
+        )
         return MachineFinding(name, "fail", "no_new_privs is set: fusermount3 cannot become root", how)
     return MachineFinding(name, "ok", "setuid programs can get CAP_SYS_ADMIN")
 
@@ -201,7 +205,7 @@ _NAME_REMEDY = (
 
 
 def check_fusermount(program: str | None = None) -> MachineFinding:
-    """Check that the helper that mounts for ordinary users is there and setuid root. Root mounts without it."""
+    """Check that fusermount3, which mounts for users, exists and is setuid root. Root does not need it."""
     name = "fusermount3"
     needed = os.geteuid() != 0
     program = program or host.program(name)
@@ -209,7 +213,7 @@ def check_fusermount(program: str | None = None) -> MachineFinding:
         detail = "not found" if needed else "not found; root does not need it"
         return MachineFinding(name, "fail" if needed else "ok", detail, "sudo apt install fuse3" if needed else "")
     if needed and trust.user_name(os.geteuid()) == str(os.geteuid()):
-        detail = f"the user number {os.geteuid()} has no name, and {program} mounts for no such user"
+        detail = f"the user number {os.geteuid()} has no name, which {program} needs"
         return MachineFinding(name, "fail", detail, _NAME_REMEDY.format(user=os.geteuid(), group=os.getegid()))
     status = os.stat(program)
     shown = f"{program}, version {host.version_text(fusermount_version(program))}"
@@ -219,7 +223,7 @@ def check_fusermount(program: str | None = None) -> MachineFinding:
     if needed and os.statvfs(program).f_flag & os.ST_NOSUID:
         mount = mount_table.mount_of(program)
         where = "/" if mount is None else shlex.quote(os.fsdecode(mount.path))
-        detail = f"{shown}, lies on a file system that is mounted nosuid, so it cannot become root"
+        detail = f"{shown}, cannot become root, because its file system is mounted nosuid"
         return MachineFinding(name, "fail", detail, f"sudo mount -o remount,suid {where}")
     return MachineFinding(name, "ok", shown)
 
@@ -244,7 +248,7 @@ def check_library() -> MachineFinding:
 
 
 def _libfuse_version(extension: str) -> str:
-    # Asked through the binding's own file, so that it is the library that a mount will use.
+    # By the binding's own file, which loads the same library for a mount.
     try:
         ask = ctypes.CDLL(extension).fuse_pkgversion
         ask.restype = ctypes.c_char_p
@@ -254,7 +258,7 @@ def _libfuse_version(extension: str) -> str:
 
 
 def check_allow_other(conf: str = "/etc/fuse.conf") -> MachineFinding:
-    """Check that a user may use `-o allow_other`. Root always may."""
+    """Check that this user may use `-o allow_other`. Root always may."""
     name = ALLOW_OTHER
     if os.geteuid() == 0:
         return MachineFinding(name, "ok", "root may use it")
@@ -267,18 +271,18 @@ def check_allow_other(conf: str = "/etc/fuse.conf") -> MachineFinding:
     return MachineFinding(
         name,
         "warn",
-        f"user_allow_other is not set in {conf}: only you will see what you mount",
-        f"echo user_allow_other | sudo tee -a {shlex.quote(conf)}    (only if others are to see it)",
+        f"user_allow_other is not set in {conf}: only you can read your mounts",
+        f"echo user_allow_other | sudo tee -a {shlex.quote(conf)}    (only if other users should read them)",
     )
 
 
 # -- the machine ---------------------------------------------------------------------------------------------
 
 
-# What newer kernels add to FUSE, as far as it concerns a mount of wdsfs.
+# Features of FUSE in newer kernels that a mount of wdsfs uses.
 _KERNEL_FEATURES: Mapping[tuple[int, ...], str] = {
     (4, 18): "mounts in user namespaces (rootless containers)",
-    (6, 9): "requests in flight can be handed on when their server dies",
+    (6, 9): "another worker continues the requests of a killed worker",
 }
 
 
@@ -334,7 +338,7 @@ def check_index_directory(directory: Path, free: int | None = None) -> MachineFi
 
 
 def check_runtime_directory() -> MachineFinding:
-    """Check the place of control sockets, without which nothing can be mounted, shown or ended."""
+    """Check the place of control sockets, which `mount`, `status` and `umount` need."""
     name = "runtime directory"
     try:
         return MachineFinding(name, "ok", str(host.runtime_dir(create=False)))
@@ -344,7 +348,7 @@ def check_runtime_directory() -> MachineFinding:
 
 
 def check_log_directory(directory: Path) -> MachineFinding:
-    """Check the place of logs; if it is bad, they go to the runtime directory."""
+    """Check the place of logs. If it cannot be used, they go to the runtime directory."""
     name, place = "log directory", _nearest_existing(directory)
     unsafe = _unsafe(directory)
     if unsafe is not None:
@@ -356,8 +360,8 @@ def check_log_directory(directory: Path) -> MachineFinding:
 
 
 def _unsafe(directory: Path) -> tuple[str, str] | None:
-    """Return why others could change a directory that wdsfs uses or would make, and the remedy; None if not."""
-    # A mount makes these safe itself, if they are its user's.
+    """Return why other users could change a directory of wdsfs, and the remedy; None if they cannot."""
+    # A mount itself makes these safe, if its user owns them.
     own = directory in (host.cache_dir(), host.state_dir())
     place = _nearest_existing(directory)
     try:
@@ -369,7 +373,7 @@ def _unsafe(directory: Path) -> tuple[str, str] | None:
         text, _, remedy = str(error.strerror).partition(": ")
         return text, remedy
     except OSError:
-        pass  # what else is wrong is said by others
+        pass  # other checks report this
     return None
 
 
@@ -384,13 +388,13 @@ def _nearest_existing(path: Path) -> Path:
 
 
 def check_mountpoint(path: str) -> MachineFinding:
-    """Check if `path` can be mounted on, or is a mount: by the checks of `mount`, and those of fusermount3."""
+    """Check if `path` can be a mount point, or is a mount, by the rules of `mount` and fusermount3."""
     name = f"mount point {path}"
     place = canonical(path)
     try:
         obstacle = mount_search.obstacle(place)
     except MountError as error:  # without a runtime directory, which has a finding of its own
-        return MachineFinding(name, "warn", "cannot be looked at without a runtime directory", str(error))
+        return MachineFinding(name, "warn", "cannot be checked without a runtime directory", str(error))
     if obstacle is not None and obstacle.mounted:
         return _check_mounted(name, place)
     if obstacle is not None:
@@ -409,21 +413,21 @@ def check_mountpoint(path: str) -> MachineFinding:
 
 
 def _check_mounted(name: str, place: str) -> MachineFinding:
-    """Return a mount of wdsfs that is there, and serves: the kernel has just been answered."""
+    """Return the finding about a mount of wdsfs that answers."""
     mount = mount_search.find_mount(place)
     if mount is None or mount.registration is None:
         return MachineFinding(
-            name, "ok", "wdsfs is mounted here, by another user, in another session or by mount(8), and answers"
+            name, "ok", "a mount of wdsfs by another user, in another session or by mount(8) answers here"
         )
     state = mount.report()["state"]
     here = f"wdsfs is mounted here, {state}"
     if mount.is_alive and state != SILENT:
         return MachineFinding(name, "ok", f"{here} (process {mount.registration.pid})")
-    return MachineFinding(name, "warn", f"{here}, but its process is gone or silent", mount.remedy)
+    return MachineFinding(name, "warn", f"{here}, but its process has ended or does not answer", mount.remedy)
 
 
 def _user_problem(path: str, status: os.stat_result) -> tuple[str, str] | None:
-    """Return why fusermount3 would refuse this directory to an ordinary user, and the remedy; None if not."""
+    """Return why fusermount3 refuses this directory to an ordinary user, and the remedy; None if it does not."""
     quoted = shlex.quote(path)
     if status.st_mode & stat.S_ISVTX and status.st_uid != os.geteuid():
         return "shared by many users (sticky) and not yours", f"mkdir {quoted}/mine, and mount there"
@@ -435,8 +439,8 @@ def _user_problem(path: str, status: os.stat_result) -> tuple[str, str] | None:
 def confined(path: str, profile: str = "/etc/apparmor.d/fusermount3") -> bool:
     """Return True if AppArmor may keep fusermount3 from mounting at `path`.
 
-    Ubuntu 24.10 and others ship a profile that lets users mount in a few places only. Its rules are not
-    parsed here: the places are those of the profile as shipped.
+    Ubuntu 24.10 and others ship a profile with which users can mount in a few places only. The places here are
+    the places of this profile; changes of its rules are not read.
     """
     if not os.path.exists(profile):
         return False
@@ -458,7 +462,7 @@ _CONTAINER_REMEDIES = {
 
 
 def container(root: str = "/", environ: Mapping[str, str] | None = None) -> str:
-    """Return the kind of container that this process seems to run in; "" for none."""
+    """Return the kind of container in which this process seems to run, or ""."""
     environ = os.environ if environ is None else environ
     for kind, is_inside in _CONTAINER_SIGNS.items():
         if is_inside(Path(root), environ):
@@ -466,7 +470,7 @@ def container(root: str = "/", environ: Mapping[str, str] | None = None) -> str:
     return ""
 
 
-# The most particular first: Kubernetes and Apptainer leave the signs of the others, too.
+# The most specific first: Kubernetes and Apptainer leave the signs of other kinds, too.
 _CONTAINER_SIGNS: Mapping[str, Callable[[Path, Mapping[str, str]], bool]] = {
     "kubernetes": lambda root, environ: "KUBERNETES_SERVICE_HOST" in environ,
     "apptainer": lambda root, environ: "APPTAINER_CONTAINER" in environ or "SINGULARITY_CONTAINER" in environ,
@@ -485,7 +489,7 @@ def _in_control_group(root: Path, word: str) -> bool:
 
 # --- a store -----------------------------------------------------------------------------------------------
 
-STORE_SECONDS = 10  # for a store that does not answer: a person waits
+STORE_SECONDS = 10  # longest wait for a store, because a person waits
 _SPELLING = "check how it is spelt; the keys of a bucket are case-sensitive"
 _ADDRESS = "check the address, the network and the proxy (https_proxy)"
 
@@ -504,15 +508,15 @@ def _findings_of(url: urls.Url, facts: dict[str, Any]) -> Iterator[MachineFindin
     if facts["ranges"] is not None:
         yield _ranges(facts["ranges"])
     if facts["conditions"] is not None:
-        works = "work: a replaced object is not sent"
-        ignored = "ignored by its server; so each answer is compared with the known object"
+        works = "work: the store does not send a replaced object"
+        ignored = "ignored by the server, so wdsfs compares each answer with the known object"
         yield MachineFinding("conditions", "ok", works if facts["conditions"] else ignored)
     if facts.get("pinned") is False:
         yield MachineFinding(
             "changes",
             "warn",
-            "its server gives no ETag: a change is noticed only by the size, or by the time in seconds",
-            "give a shard a new name when its content changes",
+            "the server sends no ETag: wdsfs notices a change only by size, or by time in seconds",
+            "give a changed shard a new name",
         )
 
 
@@ -526,7 +530,7 @@ def _reached(url: urls.Url, facts: dict[str, Any]) -> MachineFinding:
     if "objects" not in facts:
         return MachineFinding(url.shown, "ok", f"can be reached, {bytes_text(facts['size'])}")
     if not facts["objects"]:
-        return MachineFinding(url.shown, "warn", "can be reached, but no object is below it", _SPELLING)
+        return MachineFinding(url.shown, "warn", "can be reached, but has no objects below this URL", _SPELLING)
     return MachineFinding(url.shown, "ok", f"can be reached, {counted(facts['objects'], 'object')} below it")
 
 
@@ -538,10 +542,10 @@ def _address(url: urls.Url) -> str:
 
 def _ranges(work: bool) -> MachineFinding:
     if work:
-        return MachineFinding("ranges", "ok", "work: a read fetches what it needs")
+        return MachineFinding("ranges", "ok", "work: a read fetches only the bytes that it needs")
     return MachineFinding(
         "ranges",
         "warn",
-        "its server sends whole objects only: each shard is fetched completely when it is first read",
-        "fetch shards ahead of time (wdsfs fetch), with enough room for them in the cache (--cache-size)",
+        "the server sends only whole objects: the first read of a shard fetches all of it",
+        "fetch the shards first (wdsfs fetch), with enough room in the cache (--cache-size)",
     )

@@ -1,7 +1,7 @@
-"""The engine of the kernel, as the rest of wdsfs asks it: a wing, which this module alone reaches.
+"""The interface of the kernel's engine: a wing that only this module loads.
 
-FUSE serves every set; it is in the room `fuse`, and `fuse_session.py` uses it. What the kernel can serve and how
-is decided in the room `kernel`, by its module `engine.py`.
+The module `engine.py` of the room `kernel` decides which sets the kernel can serve, and how. The room `fuse`
+serves every set by FUSE, for `fuse_session.py`.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class KernelEngine(Protocol):
         """Return True if this file is an image that wdsfs has made, whole or not."""
 
     def mount_image(self, mount: MountOptions) -> int:
-        """Mount the image that is named; return an exit code. Raises WdsfsError."""
+        """Mount the named image; return an exit code. Raises WdsfsError."""
 
     def mount_set(self, mount: MountOptions, shards: Sequence[Shard]) -> int:
-        """Make the image of a set, unless it is there, and mount it; return an exit code.
+        """Make the image of a set, unless it exists, and mount it; return an exit code.
 
         Raises CannotServe, WdsfsError.
         """
@@ -52,7 +52,7 @@ class KernelEngine(Protocol):
         """Return the mount of an image that the kernel lists here; None for any other mount."""
 
     def check_machine(self) -> MachineFinding:
-        """Return what `wdsfs doctor` says about the kernel's engine."""
+        """Return the finding of `wdsfs doctor` about the kernel's engine."""
 
     def write_image(
         self,
@@ -64,7 +64,7 @@ class KernelEngine(Protocol):
         base: str | None,
         owner: Owner,
     ) -> tuple[Any, list[str]]:
-        """Write the image of a set to a file; return what it has, and the paths of its shards.
+        """Write the image of a set to a file; return its counts and the paths of its shards.
 
         Raises UsageError, ImageError, ShardErrors.
         """
@@ -86,10 +86,10 @@ def is_kernel_mount(mounted: MountPoint) -> bool:
 
 
 def find_kernel_mount(mounted: MountPoint) -> LiveMount | None:
-    """Return the mount of an image that the kernel lists here; None for any other, and without the wing."""
+    """Return the mount of an image that the kernel lists here; None for any other mount, and without the wing."""
     return kernel_engine().find_mount(mounted) if _may_be_image(mounted) else None
 
 
 def _may_be_image(mounted: MountPoint) -> bool:
-    # An earlier release has mounted overlays over images.
+    # An earlier release mounted overlays over images.
     return mounted.fstype in ("erofs", "overlay") and is_installed()

@@ -1,23 +1,22 @@
-"""Follows changes under a mount: shards that change and, in a set that grows, new and lost ones.
+"""Follows changes under a mount: changed shards and, in a set that grows, new and removed shards.
 
 | who | does what |
 |---|---|
-| a process that watches (`follow`) | has the kernel forget what it keeps of a changed shard |
-| the same process | gives a hint when a name has come or gone in one of the directories |
-| the supervisor (`Growth`) | has a child look: after a hint, after an interval, and when `wdsfs refresh` asks |
+| a process that watches (`follow`) | makes the kernel forget its cache of a changed shard |
+| the same process | gives a hint when a name appears in one of the directories, or disappears |
+| the supervisor (`Growth`) | makes a child look: after a hint, after an interval, and for `wdsfs refresh` |
 | the child (`look_again.py`) | expands SHARDS, indexes new shards, answers with the change |
-| the supervisor (`Growth`) | replaces the workers by ones of the new list, then has the kernel ask again |
+| the supervisor (`Growth`) | replaces the workers by workers of the new list, then makes the kernel ask again |
 
-The process that watches sleeps in the kernel (inotify) and does nothing else, so a change is known within a
-millisecond, and a notification that has to wait for a lookup in flight delays no other request. Not every change
-makes an event: one made on another node of a network file system does not, nor one beyond a link on the way. In
-one tree over all shards, where the kernel keeps names for long, all shards are looked at from time to time, too.
-Elsewhere the entries of the mount's top run out soon enough (`read_ops.CHANGE_SECONDS`).
+The process that watches only sleeps in the kernel (inotify), so it notices a change within a millisecond. A
+notification may have to wait for a lookup in flight, and then delays no other request. Some changes make no event:
+changes on another node of a network file system, and changes behind a link on the way. In a merged tree the kernel
+keeps names for long, so the process also looks at all shards from time to time. In other trees the entries of the
+mount's top expire soon enough (`read_ops.CHANGE_SECONDS`).
 
-The list of shards is written by the supervisor alone, and workers get it when they are forked. So all of them
-switch together: a request is answered by a worker of the old list or by one of the new list, and once
-`Supervisor.exchange` has returned only by the latter. A child or a worker that is killed changes nothing: the next
-look finds the same.
+Only the supervisor writes the list of shards, and workers get it by the fork. So all workers switch together: a
+worker of the old list or of the new list answers a request. After `Supervisor.exchange` only workers of the new
+list answer. A killed child or worker changes nothing: the next look finds the same changes.
 """
 
 from __future__ import annotations
@@ -53,20 +52,20 @@ from wdsfs.tree.numbered_tree import NAME as BY_INDEX
 
 log = logging.getLogger(__name__)
 
-NOTE_SECONDS = 0.02  # between two notifications: a shard that is being written gives thousands of events
-# How often stores are asked for changes of remote shards, and the shortest pause between two rounds. `Watch` needs
-# some seconds more to notice a change, and the documentation promises a minute.
+NOTE_SECONDS = 0.02  # between two notifications: a writer of a shard causes thousands of events
+# Interval of requests to stores for changes of remote shards, and the shortest pause between two rounds. `Watch`
+# needs some seconds more to notice a change; the documentation promises a minute.
 ASK_SECONDS, ASK_PAUSE_SECONDS = 50.0, 5.0
-SCAN_SECONDS, SCAN_SECONDS_EACH = 2.0, 0.002  # how often shards are looked at, and what each adds to that
+SCAN_SECONDS, SCAN_SECONDS_EACH = 2.0, 0.002  # interval of looks at shards, and the addition for each shard
 
-# After a hint: several shards that come together make one change, and a change costs every worker its caches.
+# After a hint: new shards of one moment should make one change, because a change costs each worker its caches.
 PAUSE_SECONDS = 0.05
-# Rest between two looks, as a multiple of the duration of the last one: after a look that has found a change, and
-# after one that has not. Other files than shards may come and go all the time.
+# Rest between two looks, as a multiple of the duration of the last look: after a change, and after a look without
+# a change. Other files than shards may appear and disappear all the time.
 REST_SHARE, REST_SHARE_FOR_NOTHING = 2, 9
 WAIT_MIN = 0.5  # seconds between looks at a file that is being written
-AGAIN_SECONDS = 5.0  # the pause before a look is repeated because its process failed
-LATE_SECONDS = 1.0  # how often to see if workers of an earlier list have ended their work
+AGAIN_SECONDS = 5.0  # pause after a look whose process failed
+LATE_SECONDS = 1.0  # interval of checks that workers of an earlier list have ended
 
 _CONTENT = flags.MODIFY | flags.ATTRIB | flags.CLOSE_WRITE
 _NAME = flags.CREATE | flags.DELETE | flags.MOVED_FROM | flags.MOVED_TO
@@ -76,11 +75,11 @@ _NAME = flags.CREATE | flags.DELETE | flags.MOVED_FROM | flags.MOVED_TO
 
 
 class Watch:
-    """Watches the directories of the shards of a set, and of the files that links among them lead to.
+    """Watches the directories of the shards of a set, and the directories of the targets of links among them.
 
-    With `look` the shards themselves are looked at, too. `companions` are files that every shard is shown with.
-    `on_names` is called when a name has come or gone in one of `directories`, or a file there is complete. Raises
-    OSError when the kernel watches no (more) directories.
+    With `look` it also looks at the shards themselves. `companions` are label files and joined shards. It calls
+    `on_names` when a name appears or disappears in one of `directories`, or a file there is complete. Raises
+    OSError if the kernel watches no (more) directories.
     """
 
     def __init__(
@@ -95,7 +94,7 @@ class Watch:
         self.shards, self.on_names = shards, on_names
         self._notify = INotify()
         self._followed: set[int] = set()
-        self._is_blind = False  # a followed directory is gone; another of that name may come
+        self._is_blind = False  # a followed directory was removed; a new one may get its name
         self._names: dict[int, dict[bytes, set[int]]] = {}
         self._watches: dict[bytes, int] = {}
         everything = set(range(len(shards)))
@@ -111,14 +110,14 @@ class Watch:
             self._notify.close()
             raise
         self._pause = SCAN_SECONDS + SCAN_SECONDS_EACH * len(shards) if look else None
-        self._next = time.monotonic() + (self._pause or 0)  # when they are looked at again
+        self._next = time.monotonic() + (self._pause or 0)  # time of the next look
         self._companions = companions
         files = (*(shard.path for shard in shards if shard.gone is None), *companions)
         self.remote = [path for path in files if is_remote(path)]
         self._seen, self._seen_companions = self._fingerprints(first=True) if look else ([], [])
 
     def _add(self, file: bytes, numbers: set[int]) -> None:
-        """Watch this file; its changes count as changes of the shards with these numbers."""
+        """Watch this file. A change of the file counts as a change of the shards with these numbers."""
         for path in () if is_remote(file) else _paths_to_watch(file):
             directory, name = os.path.split(path)
             if directory not in self._watches:
@@ -134,10 +133,10 @@ class Watch:
             self._followed.add(self._watches[directory])
 
     def wait(self, life: int) -> set[int] | None:
-        """Return the numbers of shards that events are about; None when watching ends.
+        """Return the numbers of changed shards; None when watching ends.
 
-        It ends when `life`, the reading end of a pipe, has no writer any more, and when a followed directory is
-        gone: then watch again.
+        Watching ends when `life`, the reading end of a pipe, has no writer any more, and when a followed directory
+        was removed: then make a new `Watch`.
         """
         poll = select.poll()
         poll.register(self._notify.fd, select.POLLIN)
@@ -170,9 +169,9 @@ class Watch:
         return changed
 
     def _fingerprints(self, *, first: bool = False) -> tuple[list[Fingerprint | None], list[Fingerprint]]:
-        """Return the fingerprints of the shards, and of the files that they are shown with.
+        """Return the fingerprints of the shards and of the companions.
 
-        None for a shard that is as the list that names it says: at first that is presumed.
+        None for a shard that agrees with the list that names it; the first look presumes this.
         """
         states = [GONE if shard.gone is not None else _state(shard.path, first) for shard in self.shards]
         return states, list(map(_fingerprint, self._companions))
@@ -186,7 +185,7 @@ class Watch:
 
 
 def _state(path: bytes, first: bool) -> Fingerprint | None:
-    """Return the fingerprint of a shard; None if it is as the list that names it says."""
+    """Return the fingerprint of a shard; None if it agrees with the list that names it."""
     if first and DOOR.is_presumed(path):
         return None
     presumed, now = DOOR.presumed_pin(path), _fingerprint(path)
@@ -205,14 +204,14 @@ def _paths_to_watch(path: bytes) -> list[bytes]:
 
 
 def follow(watch: Watch, device: int, life: int, tags: Generations, epochs: bool) -> None:
-    """Invalidate what the kernel, and all processes of the mount, have cached whenever a shard changes.
+    """Invalidate the caches of the kernel and of all processes of the mount whenever a shard changes.
 
     Returns when `life`, the reading end of a pipe, has no writer any more: all processes that serve the mount have
-    ended, as they do at the unmount. (The device would say so, too, but each request wakes every process that
-    polls it.) `epochs` says that the kernel can invalidate everything at once (Linux 6.16); on an older one only
-    the directories of the changed shards are invalidated, which one tree over all shards does not have.
+    ended. (The device would tell this, too, but each request wakes every process that polls the device.) `epochs`:
+    the kernel can invalidate everything at once (Linux 6.16). For an older kernel, `follow` invalidates only the
+    directories of the changed shards, which a merged tree does not have.
     """
-    watch.on_names()  # what came or went before it began to watch
+    watch.on_names()  # for changes before the watch began
     if watch.remote:
         threading.Thread(target=_ask_stores, args=(watch.remote,), daemon=True).start()
     while (changed := watch.wait(life)) is not None:
@@ -228,7 +227,7 @@ def follow(watch: Watch, device: int, life: int, tags: Generations, epochs: bool
 
 
 def _ask_stores(paths: Sequence[bytes]) -> None:
-    """Ask the stores again and again what these shards are now; a change is then seen by `Watch`."""
+    """Ask the stores for the state of these shards, again and again; `Watch` then sees a change."""
     start, took = 0, 0.0
     while True:
         time.sleep(max(ASK_SECONDS - took, ASK_PAUSE_SECONDS))
@@ -253,7 +252,7 @@ class Hints:
 
     def give(self) -> None:
         """Give a hint. Raises nothing."""
-        with contextlib.suppress(OSError):  # it is full of hints, or the supervisor is gone
+        with contextlib.suppress(OSError):  # the pipe is full, or the supervisor has ended
             os.write(self._sender, b"+")
 
     async def wait(self, seconds: float | None) -> None:
@@ -269,7 +268,7 @@ class Hints:
 
 
 class Growth:
-    """The set that a mount shows now, `served`, and its growth: expands SHARDS again, relative to `directory`.
+    """The current set of a mount, `served`, and its growth: expands SHARDS again, relative to `directory`.
 
     New shards may appear in `directories`.
     """
@@ -281,14 +280,14 @@ class Growth:
         self._hints = None if self._follow is None else Hints()
         self._looking = trio.Lock()
         self._earlier = Earlier({})
-        self._wait: float | None = None  # until a file that is being written may be complete (s)
+        self._wait: float | None = None  # time (s) until an unfinished file may be complete
         self._is_late = False  # the kernel may keep answers from an earlier list
-        self._failure = ""  # the last one that was logged
+        self._failure = ""  # the last logged failure
 
     def follower(self) -> Callable[[Supervisor], None] | None:
-        """Return the function that follows changes of the shards, for a process of its own; None without inotify.
+        """Return the function that follows changes of the shards, for its own process; None without inotify.
 
-        In a set that grows it gives a hint when a name has come or gone in one of the directories.
+        In a set that grows, the function gives a hint when a name appears or disappears in one of the directories.
         """
         served, hints = self.served, self._hints
         directories, on_names = ((), lambda: None) if hints is None else (self._directories, hints.give)
@@ -297,7 +296,8 @@ class Growth:
             seen = Watch(served.shards, served.companions.files, directories, on_names, look=look)
         except OSError as error:
             log.warning(
-                "a change of a shard is noticed a second late, because inotify is unavailable: %s", error.strerror
+                "the mount notices changes of shards a second late, because inotify is unavailable: %s",
+                error.strerror,
             )
             return None
         return lambda supervisor: follow(seen, supervisor.device, supervisor.life, served.tags, supervisor.epochs)
@@ -307,7 +307,7 @@ class Growth:
         self.supervisor = supervisor
 
     async def run(self) -> None:
-        """Look again for as long as the mount is there, if it follows its set."""
+        """Look again and again until the mount ends, if it follows its set."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._watch_late_workers)
             nursery.start_soon(self._look_often)
@@ -325,16 +325,16 @@ class Growth:
             rested = now + share * (now - began)
 
     async def look(self, *, at_once: bool = False) -> dict[str, Any]:
-        """Look, and show the change; returns the answer to `{"do": "refresh"}` (`mount_registry.py`).
+        """Look, and show the change; return the answer to `{"do": "refresh"}` (`mount_registry.py`).
 
-        `at_once`: a user has asked, so unreadable shards are tried again.
+        `at_once`: a user has asked, so try unreadable shards again.
         """
         async with self._looking:
             earlier = Earlier({}, self._earlier.superseded) if at_once else self._earlier
             fetches = self.supervisor.fetcher is not None
             served, device = self.served, self.supervisor.device
             seen = await in_child(lambda: look_again(served, self._directory, earlier, fetches), device)
-            answer = seen or {"error": "looking for shards has failed; see the log of the mount", "left_out": []}
+            answer = seen or {"error": "the look for shards failed; see the log of the mount", "left_out": []}
             change = change_of(served, answer)
             left_out = [LeftOut(*row) for row in answer["left_out"]]
             self._note(answer["error"] or answer.get("kept", ""), left_out)
@@ -349,14 +349,14 @@ class Growth:
             return self._report(served, change, left_out, answer["error"])
 
     async def derive_rest(self) -> None:
-        """Make the part of the view that was left when the mount began."""
+        """Make the rest of the view, which the start of the mount left out."""
         if refusal := (await in_child(self.served.derive, self.supervisor.device)).get("refusal"):
-            log.warning("the rest of the view is made when it is used: %s", refusal)
+            log.warning("the mount makes the rest of the view at its first use: %s", refusal)
 
     # --- showing
 
     async def _show(self, change: Change) -> None:
-        """Replace the workers by ones that serve the changed set, and invalidate what the kernel keeps."""
+        """Replace the workers by workers that serve the changed set, and invalidate the kernel's caches."""
         before = self.served
         self.served = before.grown(change)
         self._earlier = self._earlier._replace(superseded=before.shards)
@@ -374,19 +374,19 @@ class Growth:
     async def _watch_late_workers(self) -> None:
         """Invalidate once more: the kernel may have cached the last answer of a worker of an earlier list.
 
-        Also if the first attempt has failed.
+        Also after a failed first attempt.
         """
         while True:
             await trio.sleep(LATE_SECONDS)
             if self._is_late and not self.supervisor.serves_earlier_set:
                 self._is_late = False
                 if not await self._invalidate([shard.name for shard in self.served.shards]):
-                    self._is_late = True  # not `|=`, which would forget what `_show` has set meanwhile
+                    self._is_late = True  # not `|=`, which would forget a value that `_show` has set meanwhile
 
     async def _invalidate(self, names: Sequence[bytes]) -> bool:
-        """Invalidate these names of the top and all below them; of a merged tree everything.
+        """Invalidate these names of the top and all below them; in a merged tree, everything.
 
-        Returns False if no process could be started for that.
+        Returns False if no process could be started for this.
         """
         notes = [protocol.forget_content(ROOT)]
         if self.served.mount.merge:
@@ -407,17 +407,17 @@ class Growth:
     # --- watching
 
     def _late_follower(self, supervisor: Supervisor) -> None:
-        """Run `follower` for a list that is not the first, with its look at the shards in this process."""
+        """Run `follower` for a later list, with its first look at the shards in this process."""
         follow = self.follower()
         if follow is not None:
             follow(supervisor)
             return
-        poll = select.poll()  # without inotify there is nothing to do but to end with those who serve
+        poll = select.poll()  # without inotify: only wait for the end of the workers
         poll.register(supervisor.life, 0)
         poll.poll()
 
     def _watch_directories(self, directories: Sequence[str]) -> None:
-        """Watch these directories, too, if they are others than before."""
+        """Also watch these directories, if they are new."""
         if self._hints is None or set(directories) <= set(self._directories):
             return
         self._directories = list(directories)
@@ -425,12 +425,12 @@ class Growth:
             self.supervisor.follow = self._late_follower
             self.supervisor.restart_follower()
 
-    # --- telling
+    # --- reporting
 
     def _note(self, failure: str, left_out: Sequence[LeftOut]) -> None:
         """Log new problems."""
         if failure and failure != self._failure:
-            log.warning("the mount still shows the same shards as before: %s", failure)
+            log.warning("the mount still shows the same shards: %s", failure)
         self._failure = failure
         for candidate in left_out:
             known = self._earlier.left_out.get(candidate.path)

@@ -1,10 +1,10 @@
 """Mounts a set by FUSE from start to end: prepares it, mounts, serves, and ends in good order.
 
-`run` does everything in the process that calls it. Knows nothing of what a data set looks like.
+`run` does everything in the process that calls it. The module knows nothing of the content of a set.
 
-Order of a start: the shards are indexed (with progress, still in front of the user), the file system is
-mounted, the kernel's INIT is answered, the daemon is registered, and only then the start is announced. Order of an
-end: the mount goes first, then the registration, so that `wdsfs umount` can wait for the process.
+Order of a start: index the shards (with progress on the terminal), mount, answer the kernel's INIT, register the
+daemon, announce the start. Order of an end: unmount, then remove the registration, so that `wdsfs umount` can wait
+for the process.
 """
 
 from __future__ import annotations
@@ -66,10 +66,10 @@ from wdsfs.tree.view_set import ViewSet, make_shard_set
 
 log = logging.getLogger(__name__)
 
-DESCRIPTORS_MAX = 4096  # of the shards that a worker has open
+DESCRIPTORS_MAX = 4096  # open shards of a worker
 END_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-SYNC_SECONDS = 10.0  # how long the end of a mount by a signal waits for what is in the kernel's memory
-SYNC_PAUSE_SECONDS = 1.0  # before that is tried again
+SYNC_SECONDS = 10.0  # longest wait for writes in the kernel's memory, when a signal ends the mount
+SYNC_PAUSE_SECONDS = 1.0  # pause before the next attempt
 
 
 # --- running -----------------------------------------------------------------------------------------------
@@ -88,8 +88,8 @@ def mount_by_fuse(mount: MountOptions) -> int:
 def run(mount: MountOptions, leave: daemon.Leave, ready: Callable[[], None]) -> None:
     """Mount and serve until the mount ends.
 
-    `leave` is called when all checks have passed whose errors the user should see at once, before the workers are
-    forked; `ready` when the tree is usable. Raises WdsfsError when it cannot be mounted.
+    `run` calls `leave` after all checks whose errors the user should see at once, before it forks the workers. It
+    calls `ready` when the tree is usable. Raises WdsfsError if the set cannot be mounted.
     """
     serving, tree, view = mount.serving, mount.tree, mount.view
     host.map_large_blocks()
@@ -98,7 +98,7 @@ def run(mount: MountOptions, leave: daemon.Leave, ready: Callable[[], None]) -> 
         shards = Shards(_shards(mount))
         directories = [] if serving.follow is None else used.absolute()
         companions = Companions(tree.composition, mount.selection.reading)
-    # Before anything is read: files that come later are compared with what is here now.
+    # Before anything is read: files that come later are compared with the files of this moment.
     shared = os.geteuid() == 0 or "allow_other" in parsed.fuse
     refuse_foreign_lists(used.files, shared)
     files = [*(shard.path for shard in shards), *companions.files]
@@ -131,7 +131,7 @@ def run(mount: MountOptions, leave: daemon.Leave, ready: Callable[[], None]) -> 
             for line in advice:
                 log.info("%s", line)
             leave(log_file)
-            if not serving.foreground:  # what was said on the terminal, now in the log
+            if not serving.foreground:  # the warnings of the terminal, again in the log
                 _say(remarks)
 
         _serve(parsed, growth, log_file, leave_and_log, ready, is_derived)
@@ -140,11 +140,11 @@ def run(mount: MountOptions, leave: daemon.Leave, ready: Callable[[], None]) -> 
 
 
 def _shards(mount: MountOptions) -> list[Shard]:
-    """Return the shards of a mount. Raises what `expand` does."""
+    """Return the shards of a mount. Raises the errors of `expand`."""
     selection = mount.selection
     if mount.serving.new:
         return []
-    if mount.serving.follow is not None and selection.allow_missing:  # what is missing may come
+    if mount.serving.follow is not None and selection.allow_missing:  # missing shards may come
         return expand_again(mount.specs, selection.split, selection.reading, selection.base)
     return expand(mount.specs, *selection)
 
@@ -158,7 +158,7 @@ def _own_paths(mount: MountOptions, index: Index) -> list[bytes]:
     if mount.overlay is not None:
         own.append(mount.overlay.absolute())
         if mount.overlay.resolve() in Path(mount.mountpoint).parents:
-            raise MountError(f"{mount.mountpoint}: lies in the overlay {mount.overlay}; take another mount point")
+            raise MountError(f"{mount.mountpoint}: lies in the overlay {mount.overlay}; name another mount point")
     return list(map(os.fsencode, own))
 
 
@@ -168,25 +168,25 @@ class _Ready(NamedTuple):
     composition: Composition
     remarks: list[str]
     advice: Sequence[str]
-    is_derived: bool  # False: most of the view is made while the mount is there
+    is_derived: bool  # False: the running mount makes most of the view
 
 
 def _make_ready(mount: MountOptions, below: ShardSet, companions: Companions) -> _Ready:
-    """Index the set, unless that can wait, and judge it; releases `below`. Raises what `opening.judge` does."""
+    """Index the set, unless this can wait, and judge it; release `below`. Raises the errors of `opening.judge`."""
     tree, opening, index = mount.tree, mount.opening, below.index
     composition, strict, merge = tree.composition, opening.tolerance.strict, mount.merge
     is_derived, judged = True, below
     try:
         unreadable: dict[bytes, ShardError] = {}
         if not mount.puts_off:
-            # Else a record that has to be fetched or copied is, when its shard is first used.
+            # Else the first use of a shard fetches or copies its record.
             whole = merge or strict or mount.overlay is not None
             needed = Needed.USABLE if whole or isinstance(below, ViewSet) else Needed.LISTED
             unreadable = refresh_index(index, [*below.shards, *companions.shards], opening, needed).unreadable
             some = not (whole or tree.index_tree)
-            unreadable = make_view(below, opening, some=some) | unreadable  # which says more
+            unreadable = make_view(below, opening, some=some) | unreadable  # the errors of `make_view` say more
             if isinstance(below, ViewSet):
-                composition = below.composition  # with what was found out on the way
+                composition = below.composition  # completed by `make_view`
                 is_derived = not below.rest_waits
                 judged = below if is_derived else below.plain
         if mount.serving.follow is not None:
@@ -200,7 +200,7 @@ def _make_ready(mount: MountOptions, below: ShardSet, companions: Companions) ->
 
 
 def _unfinished(unreadable: tuple[bytes, ShardError]) -> tuple[bytes, ShardError]:
-    """Return why a shard of a set that grows cannot be read: its download may just have begun."""
+    """Return the error of an unreadable shard in a set that grows: its download may just have begun."""
     path, error = unreadable
     if not isinstance(error, NotATar) or settles_in(path) is None:
         return unreadable
@@ -223,7 +223,7 @@ def _serve(
     """Mount the set, fork the workers, and serve until the mount ends."""
     served = growth.served
     mount, board = served.mount, Board(objects.stores_of(served.files))
-    # Not with an overlay: what is copied up must not get the content of the shard.
+    # Not with an overlay: a file that is copied up must not get the content of the shard.
     if served.overlay is None and mount.serving.push != OFF:
         board.passes = PassNotes()
     daemon = _registration(served, log_file)
@@ -236,10 +236,10 @@ def _serve(
         follow = growth.follower()
         workers = 1 if operations.alone else mount.workers
         supervisor = Supervisor(operations, board, served.tree, workers, mount.serving.spin / 1e6, follow)
-        end.callback(supervisor.stop)  # workers must not outlive their supervisor here
+        end.callback(supervisor.stop)  # no worker may outlive the supervisor
         _begin(supervisor, served, log_file)
-        # Forked before the daemon leaves its process group: an automount (autofs) holds up all other processes on
-        # the way to the mount point until the mount is announced.
+        # Forked before the daemon leaves its process group: until the mount is announced, an automount (autofs)
+        # stops all processes of other groups on the way to the mount point.
         look = Child(lambda: {"mode": os.stat(mount.mountpoint).st_mode}, supervisor.device)
         leave()
         growth.attach(supervisor)
@@ -247,8 +247,8 @@ def _serve(
         try:
             trio.run(running.run)
         except BaseException:
-            # The directory must not look empty: a copy job would delete its mirror. A mount that was not announced
-            # is not copied yet.
+            # The directory must not look empty: a copy job would delete its mirror. No job copies a mount that was
+            # not announced.
             place.stays = running.usable
             raise
         if running.failure is not None:
@@ -258,7 +258,7 @@ def _serve(
 def _operations(
     parsed: FuseOptions, growth: Growth, board: Board, daemon: Registration
 ) -> ReadOperations | WritableOperations:
-    """Return what answers the requests of the kernel."""
+    """Return the operations that answer the kernel's requests."""
     overlay = growth.served.overlay
     operations = (
         ReadOperations(parsed.owner, board)
@@ -279,7 +279,7 @@ def _begin(supervisor: Supervisor, served: MountedSet, log_file: Path | None) ->
         served.tags.fetched = supervisor.fetcher.alarm_words
     supervisor.answer_init()
     if mount.merge and supervisor.follow is not None and supervisor.epochs:
-        # Names of the top are the names of samples there: not to be asked for again every second.
+        # Names at the top are names of samples: the kernel must not ask for them every second.
         supervisor.operations.change_seconds = TIMEOUT_SECONDS
     mounted = mount_table.mounted_at(mount.mountpoint)
     if mounted is not None:
@@ -288,7 +288,7 @@ def _begin(supervisor: Supervisor, served: MountedSet, log_file: Path | None) ->
 
 
 class _MountPlace:
-    """The mount point of a mount in progress; with `stays` the mount is left there, dead, when it ends."""
+    """The mount point of a mount in progress; with `stays` its end leaves a dead mount."""
 
     stays = False
 
@@ -303,12 +303,12 @@ def _mounted(mount: MountOptions, parsed: FuseOptions) -> Iterator[_MountPlace]:
     finally:
         pyfuse3.close(unmount=not place.stays)
         if mount.removes_mountpoint:
-            with contextlib.suppress(OSError):  # the mount is still there, or somebody has put something there
+            with contextlib.suppress(OSError):  # still mounted, or no longer empty
                 os.rmdir(mount.mountpoint)
 
 
 def _mount(mount: MountOptions, parsed: FuseOptions) -> None:
-    """Mount by libfuse; the requests are served here. Raises MountError."""
+    """Mount by libfuse, without its loop over requests. Raises MountError."""
     options = {"default_permissions", *parsed.fuse} | ({"ro"} if mount.overlay is None else set())
     for name, value in (("subtype", "wdsfs"), ("fsname", _fsname(mount.specs or ["new"]))):
         if not any(option.startswith(f"{name}=") for option in options):
@@ -317,7 +317,7 @@ def _mount(mount: MountOptions, parsed: FuseOptions) -> None:
         with _released_last() if "auto_unmount" in options else contextlib.nullcontext():
             pyfuse3.init(pyfuse3.Operations(), mount.mountpoint, options)
     except (RuntimeError, UnicodeEncodeError) as error:
-        from wdsfs.mount.doctor import preventing  # here: it would take a tenth of the start of each mount
+        from wdsfs.mount.doctor import preventing  # late: this import takes a tenth of the start of a mount
 
         nothing = f"libfuse's own message is above; `wdsfs doctor {shlex.quote(mount.mountpoint)}` finds no cause"
         findings = preventing(mount.mountpoint, parsed.fuse)
@@ -329,16 +329,16 @@ def _mount(mount: MountOptions, parsed: FuseOptions) -> None:
 def _released_last() -> Iterator[None]:
     """Give the socket that libfuse opens in the block a lower number than its FUSE descriptor has.
 
-    With `auto_unmount`, fusermount3 waits for the end of that socket. Then it unmounts what fails with ENOTCONN.
+    With `auto_unmount`, fusermount3 waits for the end of that socket, then unmounts if the mount gives ENOTCONN.
     The kernel releases the descriptors of a killed process from the highest number downwards. If the socket came
-    first, fusermount3 could ask a connection that ends while it waits: ECONNABORTED, and the mount would stay.
+    first, fusermount3 could get ECONNABORTED from the ending connection, and would leave the mount.
     """
     low, before = os.open(os.devnull, os.O_RDONLY), _sockets()
     yield
     for number in _sockets() - before:
         null = os.dup(low)
-        os.dup2(number, low)  # inherited by the fetcher, which has the FUSE descriptor, too
-        os.dup2(null, number)  # the number is libfuse's: it stays taken
+        os.dup2(number, low)  # the fetcher inherits it, together with the FUSE descriptor
+        os.dup2(null, number)  # the number belongs to libfuse and stays in use
         os.close(null)
 
 
@@ -403,7 +403,7 @@ def _set_readahead(device: int, mount: MountOptions) -> None:
 
 
 class KeptSignals:
-    """Keeps signals that come before the supervisor handles them: by default they would leave a dead mount."""
+    """Keeps signals until the supervisor handles them: their default action would leave a dead mount."""
 
     def __init__(self) -> None:
         self.pending: list[int] = []
@@ -421,7 +421,7 @@ class KeptSignals:
 
 
 def _fsname(specs: Sequence[str]) -> str:
-    """Return the source that `mount` and `df` show: what was mounted, within what an option can carry."""
+    """Return the source that `mount` and `df` show: the SHARDS, in ASCII and cut to 200 characters."""
     text = " ".join(map(objects.without_secrets, specs)).encode("ascii", "backslashreplace").decode()
     text = text if len(text) <= 200 else text[:197] + "..."
     return "wdsfs#" + text.replace("\\", "\\\\").replace(",", "\\,")
@@ -430,8 +430,7 @@ def _fsname(specs: Sequence[str]) -> str:
 class RunningMount:
     """The supervisor's side of a running mount: workers, control socket and signals, side by side.
 
-    `look` looks at the root of the tree. `usable` says that the tree has been announced; `failure` is the reason
-    why it could not be.
+    `look` looks at the root of the tree. `usable`: the tree was announced. `failure`: the error that prevented it.
     """
 
     def __init__(
@@ -470,7 +469,7 @@ class RunningMount:
     async def _end(self, number: int) -> None:
         log.info("ended by %s", signal.Signals(number).name)
         if self.growth.served.overlay is not None:
-            with trio.move_on_after(SYNC_SECONDS):  # what programs have changed in mapped files
+            with trio.move_on_after(SYNC_SECONDS):  # flush changes in mapped files
                 while not await in_child(self._sync, self.supervisor.device):  # noqa: ASYNC110  # it fails
                     await trio.sleep(SYNC_PAUSE_SECONDS)
         self.supervisor.stop()
@@ -482,8 +481,8 @@ class RunningMount:
     async def _announce(self) -> None:
         """Open the control socket, register, announce that the mount is usable."""
         with listening(self.mount.mountpoint) as listener, registered(self.daemon):
-            # An answer about the root proves that the mount works. The question may kill a worker, but must not
-            # kill this process.
+            # An answer about the root proves that the mount works. The question may kill a worker, but not this
+            # process.
             if not await self.look.answer():
                 self.failure = MountError(f"{self.mount.mountpoint}: the mount does not answer")
                 self.supervisor.stop()

@@ -1,15 +1,15 @@
 """The hidden directory `.wdsfs` in the top of a mount: reports of the mount.
 
-It can be opened by name and is never listed, so no loader walks into it. The mount's own operations
-(`fuse/read_ops.py`) pass requests for its inodes to those here. Its files are `status.json`, `metrics` and
-`problems.txt`.
+Programs open it by name. No listing shows it, so no loader walks into it. The mount's own operations
+(`fuse/read_ops.py`) pass requests for its inodes to the operations here. Its files are `status.json`, `metrics`
+and `problems.txt`.
 
 The kernel sends no OPEN, any worker answers any READ, and the kernel reads no byte after the size that it has
-cached. So looking a name up keeps the text of that moment as a snapshot, whose number is part of the inode number
-(an *extra*, see `inodes.py`): a reader gets one whole text from any workers. An evicted snapshot gets ESTALE; the
-kernel then looks the name up again.
+cached. So a lookup of a name keeps the text of that moment as a snapshot. The number of the snapshot is part of
+the inode number (an *extra*, see `inodes.py`): a reader gets one whole text from any workers. A read of an evicted
+snapshot gets ESTALE, and the kernel looks the name up again.
 
-Looking at each of many shards takes long. The worker does this inside `Operations.slowly`.
+A look at each of many shards takes long. The worker does it inside `Operations.slowly`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _FILE_MODE = stat.S_IFREG | 0o444
 _FILES = {b"status.json": STATUS, b"metrics": METRICS, b"problems.txt": PROBLEMS}
 _COUNT_ROOM = 64  # bytes for the last line of `problems.txt`
 
-# Texts that are kept: how many at a time, and how long each may be (bytes). What is not used takes no memory.
+# The number of snapshots, and the bytes for each. Unused bytes take no memory.
 SNAPSHOTS, _ROOM = 256, 64 << 10
 _LAST, _SNAPSHOT_HEAD = struct.Struct("<Q"), struct.Struct("<QIIq")  # number, bytes, CRC-32, ns since the epoch
 TEXT_MAX = _ROOM - _SNAPSHOT_HEAD.size
@@ -61,21 +61,21 @@ class Text(NamedTuple):
 
 
 class TextRing:
-    """The latest texts of the workers of a mount, by number; each worker can serve those of the others.
+    """The latest texts of all workers of a mount, by number; each worker can serve each text.
 
-    A status text differs from moment to moment and from worker to worker. A reader has to get one text to its end,
-    though any worker may serve any part of it. So looking its name up keeps the text of that moment, under a
-    number that is part of the inode number.
+    A status text differs from moment to moment and from worker to worker. A reader must get one text to its end,
+    though any worker may serve any part. So a lookup of its name keeps the text of that moment, under a number
+    that is part of the inode number.
 
-    A file in memory, made before the workers are forked. Numbers begin with 1 and are never used again. A text
-    that is being written when its process is killed has no number yet.
+    A file in memory, made before the mount forks its workers. Numbers begin with 1 and are never used again. If a
+    process is killed while it writes a text, the text has no number yet.
     """
 
     def __init__(self) -> None:
         self._file = os.memfd_create("wdsfs-snapshots")
 
     def put(self, text: bytes) -> int:
-        """Keep a text of up to TEXT_MAX bytes, and evict the oldest; returns its number."""
+        """Keep a text of up to TEXT_MAX bytes, evict the oldest text, and return the number."""
         with self._locked():
             number = self._last() + 1
             now = time.time_ns()
@@ -91,7 +91,7 @@ class TextRing:
             return None
         stored, length, crc, taken_ns = _SNAPSHOT_HEAD.unpack_from(slot)
         text = slot[_SNAPSHOT_HEAD.size : _SNAPSHOT_HEAD.size + length]
-        # Read without the lock: what is being replaced meanwhile has another number, or another sum.
+        # Read without the lock: a text that another worker replaces meanwhile has another number or checksum.
         return Text(text, taken_ns) if number and (stored, crc) == (number, zlib.crc32(text)) else None
 
     def _last(self) -> int:
@@ -100,7 +100,7 @@ class TextRing:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        fcntl.lockf(self._file, fcntl.LOCK_EX)  # let go of by the kernel when this process dies
+        fcntl.lockf(self._file, fcntl.LOCK_EX)  # the kernel unlocks it when this process dies
         try:
             yield
         finally:
@@ -118,7 +118,7 @@ class HiddenDirectory:
     interrupted.
     """
 
-    merged = False  # its directories are not kept by the kernel in a merged tree, nor need they be
+    merged = False  # even in a merged tree the kernel does not keep this directory
 
     def __init__(
         self,
@@ -135,7 +135,7 @@ class HiddenDirectory:
         """Serve texts about the set of this tree from now on; `slowly` is entered around work that takes long."""
         self.tree, self.lower, self._slowly = tree, tree.lower, slowly
 
-    # --- what there is
+    # --- the entries
 
     def lookup(self, parent: int, name: bytes) -> Node:
         """Return the child `name` of the hidden directory, or of the top.
@@ -221,7 +221,7 @@ class HiddenDirectory:
             return self._problems()
         if what == STATUS:
             return reports.as_json(self._report(), TEXT_MAX)
-        text = reports.as_metrics(self._report())  # of many stores: whole lines, as many as there is room for
+        text = reports.as_metrics(self._report())  # with many stores: as many whole lines as fit
         return text if len(text) <= TEXT_MAX else text[: text.rindex(b"\n", 0, TEXT_MAX) + 1]
 
     def _report(self) -> dict[str, object]:
@@ -231,10 +231,7 @@ class HiddenDirectory:
         return {**self.daemon.as_json(), "state": state, **report, "unfinished_commit": self._half_done()}
 
     def _problems(self) -> bytes:
-        """Return a line for each shard that is not whole, as far as they are indexed.
-
-        Shards whose lines have no room are counted in the last line.
-        """
+        """Return a line for each damaged shard that is indexed. The last line counts the shards without room."""
         lines, size, rest = list[bytes](), 0, 0
         for path, problem in self.lower.damaged():
             line = f"{names.shown(f'{path}: {problem}')}\n".encode("utf-8", "surrogateescape")
@@ -259,8 +256,7 @@ _AS_USUAL = frozenset(
 class HiddenDirectoryOperations(Operations[HiddenDirectory]):
     """Answers the requests about the hidden directory and its files, instead of the mount's own operations.
 
-    The kernel caches none of their names: each lookup finds the text of that moment. The text of an inode never
-    changes.
+    The kernel caches none of their names, so each lookup makes a new text. The text of an inode never changes.
     """
 
     def __init__(self, owner: Owner, board: Board, tree: HiddenDirectory) -> None:
@@ -289,7 +285,7 @@ class HiddenDirectoryOperations(Operations[HiddenDirectory]):
         return 0
 
     def readdirplus(self, request: Request) -> Reply:
-        """Return names and types only: for attributes the kernel has to look a name up."""
+        """Return names and types only. For attributes the kernel must look the name up."""
         pack, attributes = protocol.line_plus, self._attributes
         return self._list(
             request, lambda entry: pack(entry.name, entry.cursor, 0, 0, attributes(entry.node), is_lookup=False)

@@ -15,29 +15,29 @@ from wdsfs.tree.set_options import TreeOptions
 from wdsfs.tree.shard_set import ShardSet
 
 _SHARDS_READ = 3
-_SHARDS_COUNTED = 1000  # the summary of the first one decides nearly always
+_SHARDS_COUNTED = 1000  # nearly always the summary of the first shard decides
 
 
 def hints(below: ShardSet, tree: TreeOptions, writable: bool) -> Sequence[str]:
-    """Return hints for a set that is mounted like this; none if loaders find all files, or nothing is known.
+    """Return hints for a mount of this set; none if loaders find all files, or the shards are not indexed.
 
-    A `writable` mount, which is for editing, gets no hints about loaders.
+    A `writable` mount is for editing and gets no hints about loaders.
     """
     outside = _members_outside(below)
     if outside and tree.layout != "files":
-        return ("no member of the set is in a sample: --layout files shows all members, `wdsfs check` says why",)
-    if outside == 0 and not writable:  # a writable one may be about to be filled
-        return ("the shards of the set have no members, so nothing is shown: `wdsfs check` says more",)
+        return ("no member of the set is in a sample: --layout files shows them, `wdsfs check` shows the reason",)
+    if outside == 0 and not writable:  # a user may be about to fill a writable mount
+        return ("the mount shows nothing, because the shards have no members: `wdsfs check` says more",)
     if writable:
         return ()
     of_classes = tree.layout == "classes"
     hint = _class_hint(below, tree.composition.class_names) if of_classes else _suffix_hint(below, tree)
-    layout = () if hint is None else (hint, "which layout for which loader: wdsfs help layouts")
+    layout = () if hint is None else (hint, "`wdsfs help layouts` shows the layout for each loader")
     return (*(() if tree.layout == "files" or below.shards[0].reading.last_dot else _dots_hint(below)), *layout)
 
 
 def _dots_hint(below: ShardSet) -> Iterator[str]:
-    """Yield a hint if keys end at dots inside names, so that columns of a first shard are parts of names."""
+    """Yield a hint if keys end at dots inside names, so that parts of names become columns."""
     for number in range(min(len(below), _SHARDS_READ)):
         with contextlib.suppress(ShardError, NotIndexed):
             record, dotted = below.record(number), DottedNames()
@@ -50,14 +50,14 @@ def _dots_hint(below: ShardSet) -> Iterator[str]:
             if dotted.count(record.samples):
                 path = below.path_text(number)
                 yield (
-                    f"{path}: keys end at the first dot, and columns are parts of names: use --key-ends last-dot; "
+                    f"{path}: keys end at the first dot, so columns are parts of names: type --key-ends last-dot; "
                     f"wdsfs check {path} says more"
                 )
                 return
 
 
 def _members_outside(below: ShardSet) -> int | None:
-    """Return the number of members of the first shards; None if there is a sample, or that is not known."""
+    """Return the number of members of the first shards; None if there is a sample, or a shard is not indexed."""
     members = 0
     for number in range(min(len(below), _SHARDS_COUNTED)):
         try:
@@ -71,9 +71,9 @@ def _members_outside(below: ShardSet) -> int | None:
 
 
 def _suffix_hint(below: ShardSet, tree: TreeOptions) -> str | None:
-    """Return a hint for a set of images or sound whose files are called `jpg`, so that loaders do not find them.
+    """Return a hint for a set of images or sound with file names such as `jpg`, which loaders do not find.
 
-    None if there is no such file in the first shards, or they are not indexed.
+    None if the first shards have no such file, or are not indexed.
     """
     if tree.layout != "samples" or tree.names == "full":
         return None
@@ -84,16 +84,16 @@ def _suffix_hint(below: ShardSet, tree: TreeOptions) -> str | None:
             for extension in extensions:
                 suffix = extension.lower().rpartition(b".")[2]
                 if suffix in MEDIA:
-                    # Layouts of classes refuse a set whose samples have none.
+                    # --layout classes refuses a set without classes.
                     other = "--layout classes" if b"cls" in extensions else "--layout files"
                     return f"loaders that look for *.{suffix.decode()} need --names full or {other}"
     return None
 
 
 def _class_hint(below: ShardSet, class_names: str | None) -> str | None:
-    """Return a hint for classes that have numbers, if loaders that count directories give them others.
+    """Return a hint for numbered classes, if loaders that count directories would give them other numbers.
 
-    None also while not all shards are indexed.
+    None while a shard is not indexed.
     """
     try:
         named = None if class_names is None else numbers_of(read_class_names(class_names))

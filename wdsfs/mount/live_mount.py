@@ -1,8 +1,8 @@
-"""Live mounts, as commands use them: reports and set of one; freezes, refreshes, restores, ends it.
+"""Live mounts for the commands: report, list the set, freeze, refresh, restore, end.
 
-`LiveMount` is the interface to one of either engine; no command asks for the engine. `FuseMount` asks the daemon
-of a mount by FUSE, over the socket of its registration: what that answers is decided in `control_socket.py`.
-`kernel/live_kernel.py` is that of the kernel, `mount_search.py` finds mounts.
+`LiveMount` is the interface for both engines; no command asks for the engine. `FuseMount` asks the daemon of a
+mount by FUSE, over the socket of its registration; `control_socket.py` has the answers. `kernel/live_kernel.py`
+implements the interface for the kernel's engine. `mount_search.py` finds mounts.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-FREEZE_SECONDS = THAW_SECONDS = 60.0  # how long a mount may take to stand still, and to go on
-RENEW_SECONDS = 60.0  # how long a daemon may take to show new shards
-END_SECONDS = 30.0  # how long a process may outlive its mount
-REFRESH_SECONDS = 24 * 3600.0  # indexing new shards may take long; a daemon that ends closes the connection
-_ANNOUNCE_SECONDS = 3.0  # of waiting for a daemon, after which it is said what it does
-_USERS_NAMED = 5  # processes that a message names
+FREEZE_SECONDS = THAW_SECONDS = 60.0  # longest time for a mount to refuse writes, and to accept them again
+RENEW_SECONDS = 60.0  # longest time for a daemon to show new shards
+END_SECONDS = 30.0  # longest time for a process to outlive its mount
+REFRESH_SECONDS = 24 * 3600.0  # indexing new shards may take long; an ending daemon closes the connection
+_ANNOUNCE_SECONDS = 3.0  # wait for a daemon before a message says what it does
+_USERS_NAMED = 5  # most processes in a message
 # Between attempts at a busy mount: its own lister (`fuse/lister.py`) has a directory open for milliseconds.
 _BUSY_SECONDS = 0.01, 0.05, 0.2
 _BUSY = re.compile(r": [A-Za-z ]+ busy\.?$", re.MULTILINE)  # of fusermount3
@@ -61,9 +61,9 @@ _BUSY = re.compile(r": [A-Za-z ]+ busy\.?$", re.MULTILINE)  # of fusermount3
 
 @dataclass(frozen=True, slots=True)
 class ShownSet:
-    """The set of a mount at one moment: its shards in their order, how they are reached, and remarks for its user.
+    """The set of a mount at one moment: its shards in order, the access to them, and remarks for the user.
 
-    Equal for the same set: `state` differs for another one.
+    Two values are equal if `state` is equal: for the same set.
     """
 
     state: object
@@ -73,7 +73,7 @@ class ShownSet:
 
 
 class Frozen:
-    """A mount whose daemon refuses writes for as long as the conversation lasts: its overlay is committed.
+    """A mount whose daemon refuses writes until the conversation ends, for a commit of the overlay.
 
     `lower` is the set below the overlay. `is_wrong`: the mount may not show the new shards.
     """
@@ -91,25 +91,25 @@ class Frozen:
         try:
             request = {key: [os.fsdecode(path) for path in some] for key, some in paths.items()}
             self._talk.ask(request, RENEW_SECONDS)
-        except (OSError, ValueError) as error:  # the shards are written all the same
+        except (OSError, ValueError) as error:  # the commit has written the shards
             self.is_wrong = True
             log.error(
-                "%s: the shards are written, but its daemon has not answered (%s), so it may show old ones; "
-                "unmount it, and mount it again",
+                "%s: the shards are written, but the daemon of the mount did not answer (%s) and may show old "
+                "shards; unmount, and mount again",
                 *(self._mountpoint, error),
             )
 
 
 class LiveMount(ABC):
-    """A live mount, or one that was left behind by a process that is gone.
+    """A live mount, or a dead mount that an ended process has left.
 
-    `registration` is that of its process, alive or not; None if there is none. `overlay` is the directory of its
-    changes, `index` the directory of its index, None for the usual one.
+    `registration` is the registration of its process, alive or not, or None. `overlay` is the directory of its
+    changes. `index` is the directory of its index, None for the default.
     """
 
     engine: ClassVar[str]
     has_hidden_directory: ClassVar[bool]  # `.wdsfs`
-    has_attributes: ClassVar[bool]  # `user.wdsfs.*` of its files, which say where these come from
+    has_attributes: ClassVar[bool]  # `user.wdsfs.*` of its files, with their origin
 
     def __init__(self, mountpoint: str, registration: Registration | None) -> None:
         self.mountpoint, self.registration = mountpoint, registration
@@ -119,7 +119,7 @@ class LiveMount(ABC):
     @property
     @abstractmethod
     def remedy(self) -> str:
-        """The remedy where its process is gone or silent, for a user."""
+        """The remedy for a user if the process has ended or does not answer."""
 
     @property
     def unfinished_commit(self) -> bool:
@@ -128,18 +128,18 @@ class LiveMount(ABC):
 
     @property
     def is_alive(self) -> bool:
-        """True if its process is there."""
+        """True if its process runs."""
         return self.registration is not None and self.registration.alive
 
     @property
     @abstractmethod
     def options(self) -> TreeOptions:
-        """The options with which it shows its set, as its process or its image says. Raises MountError."""
+        """The options of its view, from its process or its image. Raises MountError."""
 
     @property
     @abstractmethod
     def directory(self) -> str:
-        """The directory that relative paths in the options are of. Raises MountError."""
+        """The directory of relative paths in the options. Raises MountError."""
 
     @abstractmethod
     def report(self) -> dict[str, Any]:
@@ -147,13 +147,13 @@ class LiveMount(ABC):
 
     @abstractmethod
     def shown(self) -> ShownSet:
-        """Return the set that is shown now. Raises MountError, OverlayBusy, OSErrors."""
+        """Return the current set. Raises MountError, OverlayBusy, OSErrors."""
 
     @contextlib.contextmanager
     def opened(self, shown: ShownSet, opening: Opening, *, on_demand: bool = False) -> Iterator[ShardSet]:
-        """Open the set that the mount shows, without refusing damage: the mount has judged it. Raises WdsfsError.
+        """Open the set that the mount shows. Accept damage, which the mount has judged. Raises WdsfsError.
 
-        `on_demand` is that of `open_known_set`.
+        `on_demand` is the same as for `open_known_set`.
         """
         from wdsfs.tree.opening import open_known_set  # late: it loads NumPy
         from wdsfs.tree.view_set import is_view
@@ -163,7 +163,7 @@ class LiveMount(ABC):
         index_dir = Path(self.index) if opening.index_dir is None and self.index else opening.index_dir
         opening = opening._replace(index_dir=index_dir, tolerance=tolerance)
         with contextlib.ExitStack() as stack:
-            # Relative paths of joined shards and label files are of the directory of the mount's command.
+            # Relative paths of joined shards and label files begin in the directory of the mount's command.
             with host.in_directory(self.directory) if composition.names_files else contextlib.nullcontext():
                 view = composition if is_view(shown.shards, composition) else None
                 opened = open_known_set(shown.shards, opening, view, access=shown.access, on_demand=on_demand)
@@ -176,26 +176,26 @@ class LiveMount(ABC):
 
     @abstractmethod
     def frozen(self) -> AbstractContextManager[Frozen]:
-        """Freeze the mount for a block: nobody can write to it, and everything written before is on disk.
+        """Freeze the mount for a block: no program can write to it, and all earlier writes are on disk.
 
-        A commit in place that stops half-way leaves it so. Raises MountError, OverlayBusy, CommitError.
+        It stays frozen if a commit in place stops half-way. Raises MountError, OverlayBusy, CommitError.
         """
 
     @abstractmethod
     def restore(self, paths: Sequence[bytes]) -> None:
-        """Show these paths as the shards have them. Raises MountError, OverlayBusy."""
+        """Show the content of the shards at these paths. Raises MountError, OverlayBusy."""
 
     @abstractmethod
     def refresh(self) -> dict[str, Any]:
-        """Look at SHARDS again, and show what they stand for now; return what `wdsfs refresh --json` says.
+        """Expand SHARDS again, and show the result; return the output of `wdsfs refresh --json`.
 
         Raises MountError.
         """
 
     def end(self, *, lazy: bool = False, wait_seconds: float = END_SECONDS) -> None:
-        """End the mount, dead or alive; returns when its process is gone, unless `lazy`. Raises MountError."""
+        """End the mount, dead or alive. Unless `lazy`, wait for the end of its process. Raises MountError."""
         mounted = mount_table.mounted_at(self.mountpoint)
-        if mounted is not None:  # else another process has ended it; leftovers are cleared below
+        if mounted is not None:  # else another process has ended it; the code below removes leftovers
             self._unmount(lazy)
         if self.registration is None:
             return
@@ -206,7 +206,7 @@ class LiveMount(ABC):
 
     def _unmount(self, lazy: bool) -> None:
         for seconds in (*_BUSY_SECONDS, 0.0):
-            # Asked again at each attempt: the daemon may be about to end, and its clients then wait for nobody.
+            # Asked at each attempt: the daemon may be about to end, and no process then answers its clients.
             is_dead = self._is_dead()
             if is_dead:
                 self._end_requests()
@@ -216,10 +216,10 @@ class LiveMount(ABC):
         raise MountError(_busy_text(self.mountpoint))
 
     def _end_requests(self) -> None:  # noqa: B027  # not abstract: the kernel answers its own
-        """Fail the requests of a dead mount that nobody will answer. Raises MountError."""
+        """Fail the requests of a dead mount, which no process will answer. Raises MountError."""
 
     def _is_dead(self) -> bool:
-        """Return True if nobody serves the mount any more."""
+        """Return True if no process serves the mount any more."""
         try:
             os.statvfs(self.mountpoint)
         except OSError as error:
@@ -228,14 +228,14 @@ class LiveMount(ABC):
 
     @abstractmethod
     def _wait_for_process(self, registration: Registration, seconds: float, device: int) -> None:
-        """Wait for the end of the process of a mount that is gone; `device` is that of the mount, 0 if unknown.
+        """Wait for the process of an ended mount. `device` is the device of the mount, 0 if unknown.
 
         Raises MountError.
         """
 
 
 class ShownTree(Protocol):
-    """The options of a tree, as a process has registered them, or as an image has them."""
+    """The options of a tree, from the registration of a process or from an image."""
 
     @property
     def layout(self) -> str: ...
@@ -250,7 +250,7 @@ class ShownTree(Protocol):
 
 
 def options_of(about: ShownTree) -> TreeOptions:
-    """Return the options of a tree that a process has registered, or that an image has."""
+    """Return the options of a tree from a registration or an image."""
     from wdsfs.tree.composition import parse_composition  # late: few commands need them
 
     composition = parse_composition(about.layout, about.composition)
@@ -258,13 +258,13 @@ def options_of(about: ShownTree) -> TreeOptions:
 
 
 def is_read_only(mountpoint: str, overlay: str | None) -> bool:
-    """Return True for a mount without an overlay, or one that was mounted with `-o ro`."""
+    """Return True for a mount without an overlay, or with `-o ro`."""
     mounted = mount_table.mounted_at(mountpoint)
     return not overlay or (mounted is not None and "ro" in mounted.options)
 
 
 def _unmounted(path: str, lazy: bool) -> bool:
-    """Unmount what is at this path; return False if it is in use. Raises MountError."""
+    """Unmount the mount at this path; return False if it is in use. Raises MountError."""
     if os.geteuid():
         return _unmounted_by_fusermount(path, lazy)
     try:
@@ -290,7 +290,7 @@ def _unmounted_by_fusermount(path: str, lazy: bool) -> bool:
         text=True,
         errors="replace",
         check=False,
-        env={**os.environ, "LC_ALL": "C"},  # in English, for the message is searched
+        env={**os.environ, "LC_ALL": "C"},  # in English, for `_BUSY`
     )
     if done.returncode and not _BUSY.search(done.stderr):
         raise MountError(done.stderr.strip())
@@ -298,22 +298,26 @@ def _unmounted_by_fusermount(path: str, lazy: bool) -> bool:
 
 
 def _busy_text(path: str) -> str:
-    """Return the message about a mount that is used: by whom, as far as this user may see."""
+    """Return the message about a busy mount, with the processes that use it, if this user may see them."""
     quoted = shlex.quote(path)
     users = [f"{user.command} ({user.pid}, {user.what})" for user in mount_users.users(os.fsencode(path))]
-    who = f"by {several(users, _USERS_NAMED)}" if users else f"by whom only root sees: sudo fuser -vm {quoted}"
-    return f"{path}: is in use {who}; end that, or detach the mount now: wdsfs umount --lazy {quoted}"
+    who = (
+        f"by {several(users, _USERS_NAMED)}"
+        if users
+        else f"by processes that only root sees: sudo fuser -vm {quoted}"
+    )
+    return f"{path}: is in use {who}; end these processes, or detach the mount now: wdsfs umount --lazy {quoted}"
 
 
 # --- by FUSE
 
 
 class FuseMount(LiveMount):
-    """A mount by FUSE; without a registration it is one of another user, or of another session."""
+    """A mount by FUSE. Without a registration it belongs to another user or another session."""
 
     engine = mount_registry.FUSE
     has_hidden_directory = has_attributes = True
-    _patience = FREEZE_SECONDS  # a page waits for a later answer, and for no first one
+    _patience = FREEZE_SECONDS  # only the first answer may take long: a page waits for the later answers
 
     @property
     def _daemon(self) -> Registration:
@@ -322,10 +326,7 @@ class FuseMount(LiveMount):
         return self.registration
 
     def _foreign(self) -> MountError:
-        return MountError(
-            f"{self.mountpoint}: is a mount of another user or session, whose daemon does not answer here; run "
-            "the command there"
-        )
+        return MountError(f"{self.mountpoint}: is a mount of another user or session: run the command there")
 
     @property
     def options(self) -> TreeOptions:
@@ -357,7 +358,7 @@ class FuseMount(LiveMount):
     def _silent(self, error: Exception) -> MountError:
         again = f"end it with `wdsfs umount {shlex.quote(self.mountpoint)}`, and mount it again"
         if not self.is_alive:
-            return MountError(f"{self.mountpoint}: the mount has ended: its daemon is gone; {again}")
+            return MountError(f"{self.mountpoint}: the mount is dead, because its daemon has ended; {again}")
         if isinstance(error, OtherVersion):
             return MountError(f"{self.mountpoint} {error}")
         return MountError(f"{self.mountpoint}: its daemon does not answer ({error}); {again}")
@@ -394,7 +395,7 @@ class FuseMount(LiveMount):
             try:
                 yield Frozen(_shown_set(answer), self.mountpoint, talk)
             finally:
-                talk.finish(THAW_SECONDS)  # who writes when the command has ended gets no EBUSY
+                talk.finish(THAW_SECONDS)  # after the command, no write may get EBUSY
 
     def _sync(self) -> None:
         """Flush changes of mapped files to the overlay. Raises CommitError, and MountError for a dead mount."""
@@ -403,12 +404,12 @@ class FuseMount(LiveMount):
         except OSError as error:
             if error.errno in (errno.ENOTCONN, errno.ECONNABORTED):
                 raise self._silent(error) from None
-            # The kernel says this once, whichever file it is of; what it could not write is dropped.
+            # The kernel reports this once, without the name of the file, and drops the unwritten data.
             why = "its shard was replaced meanwhile" if error.errno == errno.ESTALE else error.strerror
             raise CommitError(
-                f"{self.mountpoint}: a change of a mapped file could not be written ({why}), "
-                "so nothing was committed; the log (see `wdsfs status`) says more. Make the change again if it is "
-                "needed, then repeat the command"
+                f"{self.mountpoint}: the kernel could not write a change of a mapped file ({why}), so nothing was "
+                "committed; the log (see `wdsfs status`) says more. Make the change again if you need it, then "
+                "repeat the command"
             ) from None
 
     # --- reporting
@@ -427,21 +428,21 @@ class FuseMount(LiveMount):
         }
 
     def _report_of_others(self) -> dict[str, Any]:
-        """Report what the kernel knows of a mount of another user, whose daemon may never answer."""
+        """Report the facts of the kernel about a mount of another user, whose daemon may never answer."""
         mounted = mount_table.mounted_at(self.mountpoint)
         user = user_name(0 if mounted is None else mounted.user)
         return {
             "engine": self.engine,
             "mountpoint": self.mountpoint,
             "state": FOREIGN,
-            "notices": [f"its daemon belongs to {user}: `wdsfs status` of that user says more"],
+            "notices": [f"its daemon belongs to {user}: only `wdsfs status` of that user shows more"],
             "user": user,
             "specs": [] if mounted is None else [os.fsdecode(mounted.source).removeprefix("wdsfs#")],
             "mode": "ro" if mounted is None or "ro" in mounted.options else "rw",
         }
 
     def _status(self) -> dict[str, Any]:
-        """Return the status that the daemon reports; a notice if it has another version; empty if it is silent."""
+        """Return the status from the daemon, or a notice about its other version, or nothing without an answer."""
         try:
             with Talk(self._daemon) as talk:
                 return talk.ask({"do": "status"})
@@ -459,14 +460,14 @@ class FuseMount(LiveMount):
     # --- ending
 
     def end(self, *, lazy: bool = False, wait_seconds: float = END_SECONDS) -> None:
-        """End the mount; its requests first, if its daemon is gone and nobody answers them."""
+        """End the mount. First continue stopped processes, so that they can answer and end."""
         daemon = self.registration
         if daemon is not None and daemon.alive:
             _continue(daemon)
         super().end(lazy=lazy, wait_seconds=wait_seconds)
 
     def _end_requests(self) -> None:
-        """Fail all requests if nobody answers them: readers would wait for ever. Raises MountError."""
+        """Fail all requests that no process answers: their readers would wait forever. Raises MountError."""
         if self.registration is None or self._state_without_answer(self.registration) != SILENT:
             return
         mounted = mount_table.mounted_at(self.mountpoint)
@@ -475,7 +476,7 @@ class FuseMount(LiveMount):
                 mount_table.abort(mounted)
         except OSError:
             raise MountError(
-                f"{self.mountpoint}: its daemon is gone, and only root can end what waits for it: "
+                f"{self.mountpoint}: its daemon has ended, and only root can end the programs that wait for it: "
                 f"sudo umount --force --lazy {shlex.quote(self.mountpoint)}"
             ) from None
 
@@ -485,7 +486,7 @@ class FuseMount(LiveMount):
         return not self.registration.alive
 
     def _wait_for_process(self, registration: Registration, seconds: float, device: int) -> None:
-        """Wait until the daemon is gone: as long as it waits for a disk, and else up to `seconds`."""
+        """Wait for the end of the daemon: up to `seconds`, longer while it waits for a disk."""
         since = time.monotonic()
         deadline, announced = since + seconds, False
         while registration.alive:
@@ -495,19 +496,19 @@ class FuseMount(LiveMount):
                 if not announced and now - since > _ANNOUNCE_SECONDS:
                     announced = True
                     log.info(
-                        "waiting for process %s: %s. An interrupt (Ctrl-C) ends only the waiting",
+                        "waiting for process %s: %s. Ctrl-C ends only this wait",
                         *(registration.pid, self._what_is_written()),
                     )
             if now > deadline:
-                still = f"process {registration.pid} is still there, {now - since:.0f} s after the unmount"
+                still = f"process {registration.pid} still runs {now - since:.0f} s after the unmount"
                 raise MountError(f"{still}, and {_why_still(registration, device)}")
             time.sleep(0.01)
         self._wait_for_overlay(registration, seconds)
 
     def _wait_for_overlay(self, registration: Registration, seconds: float) -> None:
-        """Wait for workers that have outlived a killed daemon: the next mount can have the overlay then."""
+        """Wait for workers that have outlived a killed daemon, so that the next mount can lock the overlay."""
         if self.overlay is None or mount_registry.find_registration(self.mountpoint) != registration:
-            return  # one that ends in good order waits for its workers, and is not registered any more
+            return  # a daemon that ends in good order waits for its workers, then removes its registration
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             try:
@@ -515,38 +516,38 @@ class FuseMount(LiveMount):
                     return
             except OverlayBusy:
                 time.sleep(0.01)
-            except (OverlayUnusable, OSError):  # it is removed, or another user's
+            except (OverlayUnusable, OSError):  # removed, or the overlay of another user
                 return
 
     def _what_is_written(self) -> str:
-        """Return why the daemon of a mount that is gone is still there."""
+        """Return the reason why the daemon of an ended mount still runs."""
         if self.overlay is None:
             return "it waits for a disk"
         left = host.unwritten_bytes()
-        rest = "" if left is None else f"; this machine has {bytes_text(left)} to write in all"
+        rest = "" if left is None else f" (unwritten on this machine: {bytes_text(left)})"
         return f"it writes the changes in {self.overlay} to the disk{rest}"
 
 
 def _shown_set(answer: dict[str, Any]) -> ShownSet:
-    """Return the set of a mount, by the answer of its daemon."""
+    """Return the set of a mount from the answer of its daemon."""
     reading, without = Reading(**answer["reading"]), answer["without"]
     shards = [Shard.of_texts(path, name, reading, without.get(path, ())) for name, path in answer["shards"]]
     return ShownSet(answer, shards, access_from_json(answer["seen"]))
 
 
 def _state_of_mount(mountpoint: str) -> str:
-    """Return DEAD for a mount that only the kernel still lists, SILENT for one that does not answer in time."""
-    import subprocess  # late: every command loads this module, and only this takes processes
+    """Return DEAD for a mount that only the kernel still lists, SILENT for a mount without an answer in time."""
+    import subprocess  # late: every command loads this module, and only this function needs processes
 
-    # Not in this process: if the workers hang, the question hangs, too. It asks for the file system: the kernel
-    # may have cached the attributes of the directory, and returns these for a dead mount, too.
+    # In another process: if the workers hang, the question hangs, too. It asks for the file system, because the
+    # kernel may have cached the attributes of the directory even for a dead mount.
     stat = subprocess.Popen(
         ["stat", "--file-system", "--", mountpoint], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     try:
         return DEAD if stat.wait(mount_registry.ANSWER_SECONDS) else UNSUPERVISED
     except subprocess.TimeoutExpired:
-        stat.kill()  # and not waited for: a request that a worker has taken cannot be killed
+        stat.kill()  # without a wait: a process with a request at a worker cannot be killed
         return SILENT
 
 
@@ -555,24 +556,24 @@ def waits_for_disk(pid: int) -> bool:
     try:
         pids = [pid, *mount_registry.children(pid)]
         return any(Path(f"/proc/{process}/stat").read_bytes().rpartition(b") ")[2][:1] == b"D" for process in pids)
-    except OSError:  # one has just ended
+    except OSError:  # a process has just ended
         return False
 
 
 def _continue(daemon: Registration) -> None:
-    """Let stopped processes of a mount go on (SIGCONT): they could neither answer the unmount nor end."""
+    """Continue stopped processes of a mount (SIGCONT), which could neither answer the unmount nor end."""
     for pid in (daemon.pid, *mount_registry.children(daemon.pid)):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGCONT)
 
 
 def _why_still(daemon: Registration, device: int) -> str:
-    """Return why a daemon may outlive its mount, and what to do."""
+    """Return the reason why a daemon may outlive its mount, and the remedy."""
     holders = mount_users.holders(device) if device else []
     if holders:
         who = several([str(pid) for pid in holders])
         return (
-            f"ends when the mount is gone everywhere: process {who} (a container?) has a mount table of its own, "
-            "which still has the mount; end that process, or unmount there"
+            f"waits for the end of the mount in all mount tables: process {who} (a container?) still has the "
+            "mount in its own; end that process, or unmount there"
         )
     return "does not wait for a disk" + (f"; see {daemon.log}" if daemon.log else "")

@@ -1,7 +1,7 @@
 """One look at a set that grows: expands SHARDS again, and decides which new shards can be shown.
 
-Runs in a child of the supervisor, and changes nothing but the index: what is found is JSON, which the supervisor
-shows (`followed_set.py`). New shards are indexed here, so that no reader waits for that.
+The look runs in a child of the supervisor, and changes only the index. Its result is JSON, which the supervisor
+shows (`followed_set.py`). The look indexes new shards, so that no reader waits for the index.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ from wdsfs.tree.view_set import make_shard_set
 
 log = logging.getLogger(__name__)
 
-FEW = 4  # shards that one process indexes
+FEW = 4  # below this number of shards one process indexes them all
 
 
 class LeftOut(NamedTuple):
-    """A new shard that is not shown, and why; `wait` is when it is worth another look (s), None for never.
+    """A new shard that the mount does not show, with the reason. `wait`: seconds until the next look, None: never.
 
-    With `seen`, its fingerprint, it need not be read again as long as that stays the same.
+    `seen` is its fingerprint: while this stays the same, no look reads the shard again.
     """
 
     path: str
@@ -60,8 +60,8 @@ class LeftOut(NamedTuple):
 class Earlier(NamedTuple):
     """The results of earlier looks.
 
-    `left_out` has the shards that are not shown, by path; `superseded` is a list of shards that no process of the
-    mount shows any more, whose tables can be dropped.
+    `left_out` has the shards that are not shown, by path. `superseded` is a list of shards that no process of the
+    mount shows any more: the look drops its tables.
     """
 
     left_out: Mapping[str, LeftOut]
@@ -71,10 +71,10 @@ class Earlier(NamedTuple):
 def look_again(served: MountedSet, directory: str, earlier: Earlier, fetches: bool) -> dict[str, Any]:
     """Expand the SHARDS of a mount again, relative to `directory`, and compare the set.
 
-    `fetches` says that the mount has a fetcher. Returns what `change_of` takes, and `left_out`, `error`, `kept`
-    and `directories`.
+    `fetches`: the mount has a fetcher. Returns the argument of `change_of`, with `left_out`, `error`, `kept` and
+    `directories`.
     """
-    # The supervisor logs what is left out, once.
+    # The supervisor logs shards that are left out, once.
     logging.getLogger(shard_access.__name__).setLevel(logging.CRITICAL)
     with noted() as used:
         try:
@@ -96,25 +96,25 @@ def look_again(served: MountedSet, directory: str, earlier: Earlier, fetches: bo
 def _expanded(served: MountedSet) -> list[Shard]:
     specs, selection = served.mount.specs, served.mount.selection
     urls = [url for spec in specs for part in objects.parts(spec) if (url := _listed_at(part))]
-    if urls:  # what is known of a list at a URL may be old
+    if urls:  # the known state of a list at a URL may be old
         objects.ask_again(urls, 0)
     return expand_again(specs, selection.split, selection.reading, selection.base)
 
 
 def _listed_at(part: str) -> str | None:
-    """Return the path of a list that is at a URL; None for anything else."""
+    """Return the path of a list at a URL; None for any other part."""
     text = part.removeprefix(LIST)
     is_list = text != part or text.endswith((*LIST_SUFFIXES, portable_head.SUFFIX))
     return objects.path_of_url(text) if is_list and objects.is_url(text) and not objects.is_command(text) else None
 
 
 def _refuse_foreign_lists(served: MountedSet, used: Dependencies) -> None:
-    """Raise MountError where others could have shards shown that only the mounter may read."""
+    """Raise MountError for a list with which other users could show shards that only the mounter may read."""
     for file in used.files if isinstance(served.access, GuardedAccess) else ():
         if not objects.is_url(file) and not trust.holds(os.fsencode(os.path.abspath(file))):
             raise MountError(
-                f"{file} is not read again: other users can write it, and would see the shards that they name in "
-                "it; if you want that, mount again with --trust USER"
+                f"{file} is not read again: other users can write it, and could name any of your files in it; to "
+                "trust them, mount again with --trust USER"
             )
 
 
@@ -146,7 +146,7 @@ class _Look:
         }
 
     def close(self) -> None:
-        """Close everything that was opened."""
+        """Close the opened sets and the index."""
         for below in self._sets:
             below.release()
         self.index.close()
@@ -166,11 +166,13 @@ class _Look:
         return {number: below.last_samples(number) for number in gone}
 
     def _chosen(self, known: Sequence[Shard], candidates: Sequence[Shard]) -> Change:
-        """Return the candidates that can be shown, named, with the numbers that they have or get."""
+        """Return the candidates that can be shown, with names and numbers."""
         waiting = [shard for shard in candidates if self._passes(shard)]
         room = max(0, SHARD_MAX + 1 - len(known))
         for shard in waiting[room:]:
-            self._leave(shard, f"the mount has its {SHARD_MAX + 1:,} shards, the most that it takes: mount again")
+            self._leave(
+                shard, f"the mount already has {SHARD_MAX + 1:,} shards, the most that it can show: mount again"
+            )
         named = growth.named(known, waiting[:room])
         self._copy_records(named)
         stale = [shard for shard, _ in self.index.stale(named)]
@@ -186,7 +188,7 @@ class _Look:
         return Change({}, back, new)
 
     def _copy_records(self, candidates: Sequence[Shard]) -> None:
-        """Take records from portable indexes, which the workers have not mapped, into the index."""
+        """Copy records from portable indexes, which the workers have not mapped, into the index."""
         with contextlib.suppress(MissingShard):
             portables = attached(candidates)
             for shard in candidates if portables.files else ():
@@ -223,7 +225,7 @@ class _Look:
             return self.fetches
         mount = self.served.mount
         if mount.tree.index_tree and not mount.merge and shard.name == BY_INDEX:
-            self._leave(shard, "its name is that of the directory of --index-tree: rename it")
+            self._leave(shard, "it has the name of the directory of --index-tree: rename it")
             return False
         try:
             seen = self.served.access.grown([shard.path]).look(shard.path)
@@ -240,7 +242,7 @@ class _Look:
         return wait is None
 
     def _objection(self, shard: Shard, record: Record) -> tuple[str, float | None] | None:
-        """Return why a readable shard is not shown (yet), and for how long; None if it is shown."""
+        """Return the reason why a readable shard is not shown (yet), and the wait (s); None if it is shown."""
         wait = settles_in(shard.path) if record.problem_count else None
         if wait is not None:
             return BEING_WRITTEN, wait
@@ -255,7 +257,7 @@ class _Look:
         self.left_out.append(LeftOut(os.fsdecode(shard.path), why, wait, seen))
 
     def _prepare(self, change: Change) -> None:
-        """Make the tables that workers would make at the first request after this change."""
+        """Make the tables that workers would otherwise make at the first request after this change."""
         served = self.served.grown(change)
         below = self._opened(served)
         for number in change.back:

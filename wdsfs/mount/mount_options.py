@@ -1,7 +1,6 @@
-"""The options of a mount as plain values: which set, how it is shown, opened and served, and `-o`.
+"""The options of a mount as plain values: the set, its view, how it is opened and served, and `-o`.
 
-Light to import. Options that cannot go together are refused before anything is done. The content of shards is not
-looked at here.
+Light to import. The module refuses options that cannot be combined, before any work. It reads no shards.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ if TYPE_CHECKING:
     from wdsfs.shards import Shard
     from wdsfs.tree.tree import View
 
-AUTO = "auto"  # the engine that can serve the set, the kernel before FUSE
+AUTO = "auto"  # the kernel if it can serve the set, else FUSE
 ENGINES = (FUSE, KERNEL, AUTO)
 OFF = "off"
-ID_MAX = (1 << 32) - 2  # the last number means "no user" to the kernel
-# Options of `-o` that libfuse or the kernel understands. Anything else is refused as a typing error.
+ID_MAX = (1 << 32) - 2  # to the kernel, the next number means "no user"
+# Options of `-o` for libfuse or the kernel. Any other option is refused as a typing error.
 _FLAGS = frozenset(
     (
         *("ro", "allow_other", "allow_root", "auto_unmount", "default_permissions", "nonempty"),
@@ -40,14 +39,15 @@ _VALUES = frozenset(["fsname", "subtype", "context", "fscontext", "defcontext", 
 
 
 class Serving(NamedTuple):
-    """The options of how a mount is made and served.
+    """The options for making and serving a mount.
 
-    `options` are those of `-o`. `overlay` is a directory; with `new` the set begins empty. With `lazy` shards are
-    indexed when they are first used; `follow` is how often SHARDS are looked at again (s), None for a fixed set.
-    `workers` are the processes of FUSE, None for as many as fit the machine, `spin` (microseconds) is how long one
-    looks for the next request, `readahead` (KiB) is the kernel's; unless `push` is OFF, content is stored in the
-    kernel's page cache ahead of readers that go on in order. Of a mount by the kernel `trust_shards` accepts
-    shards with other times, and on network file systems.
+    `options` are the values of `-o`. `overlay` is a directory; with `new` the set begins empty. With `lazy` the
+    first use of a shard indexes it. `follow` is the interval (s) between looks at SHARDS, None for a fixed set.
+
+    `workers` is the number of FUSE processes, None for the default. `spin` (microseconds) is the time for which a
+    worker polls for the next request. `readahead` (KiB) is a setting of the kernel. Unless `push` is OFF, workers
+    put content into the page cache ahead of sequential readers. `trust_shards` lets the kernel's engine accept
+    shards with other times and shards on network file systems.
     """
 
     engine: str = FUSE
@@ -67,9 +67,9 @@ class Serving(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MountOptions:
-    """The options of a mount: SHARDS, the mount point, and how they are shown, opened and served.
+    """The options of a mount: SHARDS, the mount point, the view, and how the set is opened and served.
 
-    `removes_mountpoint`: the directory of the mount point is removed when the mount ends.
+    `removes_mountpoint`: the end of the mount removes the directory of the mount point.
     """
 
     specs: Sequence[str]
@@ -90,17 +90,17 @@ class MountOptions:
 
     @property
     def view(self) -> View:
-        """The layout as trees take it. Raises UsageError for options that do not go together."""
+        """The layout for the trees. Raises UsageError for options that cannot be combined."""
         return self.tree.view(partial=self.opening.tolerance.allow_missing)
 
     @property
     def merge(self) -> bool:
-        """True if one tree is shown over all shards."""
+        """True if the mount shows one tree over all shards."""
         return self.view.merged
 
     @property
     def puts_off(self) -> bool:
-        """True if shards are indexed when they are first used, and nothing here needs all of them."""
+        """True if the first use of a shard indexes it: no option here needs all shards at once."""
         whole = self.merge or self.tree.index_tree or self.opening.tolerance.strict
         return self.serving.lazy and not whole
 
@@ -110,23 +110,23 @@ class MountOptions:
 
     @property
     def dash_o(self) -> list[str]:
-        """The options of `-o`, with those that have a name of their own."""
+        """The options of `-o`, with `ro` for --read-only."""
         return [*self.serving.options, *["ro"] * self.serving.read_only]
 
     @property
     def workers(self) -> int:
-        """The number of processes that serve by FUSE."""
+        """The number of FUSE processes."""
         return self.serving.workers or max(2, min(default_jobs(), 8))
 
     @property
     def fixed_because(self) -> str | None:
-        """Return why the set of this mount is fixed; None if new shards can be looked for."""
+        """The reason why the set of this mount is fixed; None if the mount can look for new shards."""
         if self.serving.overlay is not None:
             return "a mount with --overlay has a fixed set, because its changes belong to the names of the shards"
         if self.selection.slice is not None:
             return (
                 "a part of a set (--shard-id) is fixed: ranks look at different times, so a new shard could be in "
-                "two parts, or in none. Mount the whole set, and have the loader divide it"
+                "two parts, or in none. Mount the whole set, and let the loader divide it"
             )
         if any(part.removeprefix("@") == urls.STDIN for spec in self.specs for part in objects.parts(spec)):
             return "the standard input cannot be read again"
@@ -134,23 +134,25 @@ class MountOptions:
 
 
 def refuse_view(shards: Sequence[Shard], tree: TreeOptions) -> None:
-    """Raise UsageError for options that cannot go with an overlay."""
+    """Raise UsageError for options that cannot be combined with an overlay."""
     from wdsfs.spec.expand import refuse_left_out
     from wdsfs.tree.view_set import is_view
 
     refuse_left_out(shards, "--overlay is for whole shards")
     if tree.composition.classes:
         column = text_of(tree.composition.class_from)
-        raise UsageError(f"--layout classes cannot be written: mount without it, and write SHARD/KEY/{column}")
+        raise UsageError(
+            f"--overlay cannot be combined with --layout classes: leave it out, and write SHARD/KEY/{column}"
+        )
     if is_view(shards, tree.composition):
         raise UsageError(
-            "--overlay cannot be combined with options that change what is shown (--keys, --columns, --associate "
-            "...): mount without one of the two; `wdsfs pack` with these options makes new shards"
+            "--overlay cannot be combined with --keys, --columns, --associate or other options that change the "
+            "view: leave out one of the two; `wdsfs pack` with these options makes new shards"
         )
     if tree.index_tree:
         raise UsageError(
-            "--index-tree is for read-only mounts, because changes would give samples other numbers; leave out "
-            "--index-tree, or --overlay"
+            "--overlay cannot be combined with --index-tree, because changes would give samples other numbers: "
+            "leave out one of the two"
         )
 
 
@@ -167,7 +169,7 @@ class FuseOptions:
 
 
 def parse_options(options: Sequence[str], *, writable: bool = False) -> FuseOptions:
-    """Parse `-o` options. Raises UsageError for an unknown one."""
+    """Parse `-o` options. Raises UsageError for an unknown option."""
     parsed = FuseOptions()
     uid, gid, umask = parsed.owner.uid, parsed.owner.gid, 0
     for option in split_options(options):
@@ -189,21 +191,21 @@ def parse_options(options: Sequence[str], *, writable: bool = False) -> FuseOpti
             parsed.fuse.add(option)
         else:
             known = sorted(known_options())
-            raise UsageError(f"-o {option}: no such option; known are {', '.join(known)}{meant(name, known)}")
+            raise UsageError(f"-o {option}: no such option{meant(name, known)}; options: {', '.join(known)}")
     parsed.owner = Owner(uid, gid, umask)
     return parsed
 
 
 def known_options() -> set[str]:
-    """Return all options of `-o`; one with a value ends in `=`."""
+    """Return the names of all options of `-o`; the name of an option with a value ends in `=`."""
     return {*_FLAGS} | {f"{name}=" for name in _VALUES | {"uid", "gid", "umask"}}
 
 
 def split_options(options: Sequence[str]) -> list[str]:
-    """Return the single options of `-o`, which may be given several times, each with several options.
+    """Return the single options of all `-o`, each of which may have several.
 
-    As for libfuse and mount(8), a comma after a backslash or in double quotes belongs to a value; in the result it
-    has a backslash. Raises UsageError for quotes without an end.
+    As for libfuse and mount(8), a comma after a backslash or in double quotes belongs to a value. In the result
+    this comma has a backslash. Raises UsageError for quotes without an end.
     """
     single, current = [], ""
     quoted = escaped = False
@@ -216,7 +218,7 @@ def split_options(options: Sequence[str]) -> list[str]:
         quoted ^= character == '"' and not escaped
         escaped = character == "\\" and not escaped
     if quoted:
-        raise UsageError(f'-o {current}: a double quote has no end; a quote in a value is written \\"')
+        raise UsageError(f'-o {current}: a double quote has no end; write a quote in a value as \\"')
     return [option for option in (*single, current) if option]
 
 
@@ -227,5 +229,5 @@ def _parse_number(option: str, value: str, base: int, largest: int) -> int:
         number = -1
     if not 0 <= number <= largest:
         kind = f"an octal number up to {largest:o}" if base == 8 else f"a number up to {largest}"
-        raise UsageError(f"-o {option}: {kind} is needed")
+        raise UsageError(f"-o {option}: type {kind}")
     return number

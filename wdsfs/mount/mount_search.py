@@ -1,6 +1,6 @@
-"""Finds what is at a path: a live mount of either engine, or what prevents one; the one around it; all mounts.
+"""Finds mounts: the live mount at a path or around it, all mounts; or the obstacle to a mount at a path.
 
-What only fusermount3 refuses is explained by `doctor.py`.
+`doctor.py` explains refusals of fusermount3.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def find_mount(path: str) -> LiveMount | None:
     if registration is not None and registration.engine == FUSE:
         return _by_fuse(mountpoint, registration)
     if registration is not None:
-        kernel_engine()  # a mount of the kernel's engine cannot be told without it
+        kernel_engine()  # only the wing recognizes a mount of the kernel's engine
     mounted = mount_table.mounted_at(mountpoint)
     return None if mounted is None else _mount_of(mounted)
 
@@ -57,14 +57,14 @@ def _mount_of(mounted: MountPoint) -> LiveMount | None:
 
 
 def _by_fuse(mountpoint: str, daemon: Registration | None) -> LiveMount:
-    """Return the mount by FUSE at this path; None for a daemon that is not known."""
-    from wdsfs.mount.live_mount import FuseMount  # late: the process of a mount needs none of it
+    """Return the mount by FUSE at this path; `daemon` is None if it is unknown."""
+    from wdsfs.mount.live_mount import FuseMount  # late: the process of a mount does not need it
 
     return FuseMount(mountpoint, daemon)
 
 
 def live_mounts() -> list[LiveMount]:
-    """Return the mounts of this user, those that are dead among them, and all others that this user may read.
+    """Return the mounts of this user, also dead mounts, and all mounts of others that this user may read.
 
     Root gets all mounts. Raises MountError.
     """
@@ -77,13 +77,13 @@ def live_mounts() -> list[LiveMount]:
 
 
 def _is_foreign(mounted: MountPoint) -> bool:
-    """Return True for a mount by FUSE of another user that this one may read; root is shown the others, too."""
+    """Return True for a mount by FUSE of another user that this user may read; root sees all."""
     user = os.geteuid()
     return mounted.user != user and (user == 0 or "allow_other" in mounted.super_options)
 
 
 def ending_order() -> list[LiveMount]:
-    """Return the mounts that this user can end, the latest first: it may lie in another one."""
+    """Return the mounts that this user can end, the latest first: it may lie in an earlier mount."""
     is_root = os.geteuid() == 0
     started = {
         mount: 0.0 if mount.registration is None else mount.registration.started
@@ -94,9 +94,9 @@ def ending_order() -> list[LiveMount]:
 
 
 def require_mount(path: str, otherwise: str = "see: wdsfs status") -> LiveMount:
-    """Return the mount of wdsfs at this path. Raises MountError, which says what is there, for any other path.
+    """Return the mount of wdsfs at this path. Raises MountError for any other path, with its state.
 
-    `otherwise` is the advice where nothing is mounted.
+    `otherwise` is the advice if nothing is mounted.
     """
     mount = find_mount(path)
     if mount is not None:
@@ -106,17 +106,17 @@ def require_mount(path: str, otherwise: str = "see: wdsfs status") -> LiveMount:
         raise MountError(f"{mountpoint}: lies in a mount; name its MOUNTPOINT: {shlex.quote(top)}")
     mounted = mount_table.mounted_at(mountpoint)
     if mounted is not None:
-        raise MountError(f"{mountpoint}: that is a mount of type {mounted.fstype}, not one of wdsfs")
+        raise MountError(f"{mountpoint}: is a mount of type {mounted.fstype}, not a mount of wdsfs")
     raise MountError(f"{mountpoint}: no mount of wdsfs is there; {otherwise}")
 
 
 def find_viewed(sources: Sequence[str]) -> LiveMount | None:
-    """Return the mount that is named; None for SHARDS. Raises MountError for a path in a mount."""
+    """Return the named mount; None for SHARDS. Raises MountError for a path in a mount."""
     if len(sources) != 1 or not os.path.isdir(sources[0]):
         return None
     mount = find_mount(sources[0])
     if mount is None and find_above(sources[0]) is not None:
-        return require_mount(sources[0])  # which says so
+        return require_mount(sources[0])  # which raises the error
     if mount is None and _is_empty(sources[0]):
         raise UsageError(f"{sources[0]}: is an empty directory, and nothing is mounted there")
     return mount
@@ -130,25 +130,25 @@ def _is_empty(directory: str) -> bool:
 
 
 def find_around(path: str) -> LiveMount | None:
-    """Return the mount of wdsfs that a path lies in, its top among them; None if it lies in none."""
+    """Return the mount of wdsfs in which a path lies, or whose top it is; None if there is no such mount."""
     mounted = mount_table.mount_of(path)
     return None if mounted is None else _mount_of(mounted)
 
 
 def find_above(path: str) -> str | None:
-    """Return the mount point of the mount of wdsfs that a path lies in, below its top; None if it lies in none."""
+    """Return the mount point of the mount of wdsfs in which a path lies, below its top; else None."""
     mount = find_around(path)
     return None if mount is None or mount.mountpoint == canonical(path) else mount.mountpoint
 
 
 def require_writable(path: str) -> LiveMount:
     """Return the mount with an overlay at this path. Raises MountError."""
-    mount = require_mount(path, "for changes that are not mounted name --overlay DIR")
+    mount = require_mount(path, "for an unmounted overlay name --overlay DIR")
     if mount.overlay is None:
-        text = f"{path}: that mount has no overlay, so nothing in it was changed"
+        text = f"{path}: the mount has no overlay, so it has no changes"
         if mount.registration is not None and mount.registration.composition:
             options = mount.registration.composition
-            text += f"; to write new shards of what it shows: wdsfs pack {options} -o PATTERN SHARDS"
+            text += f"; to write its view into new shards: wdsfs pack {options} -o PATTERN SHARDS"
         raise MountError(text)
     return mount
 
@@ -156,11 +156,11 @@ def require_writable(path: str) -> LiveMount:
 def path_below_top(path: str, mountpoint: str | None) -> bytes:
     """Return a path below the top of the tree, without a leading slash. Raises UsageError for a path outside.
 
-    Semantics decision: a relative PATH is one from the working directory, if that leads into the mount; else it is
-    one from the mount's top, as `diff` shows them.
+    Semantics decision: a relative PATH begins in the working directory, if it then leads into the mount; else it
+    begins at the mount's top, as in the output of `diff`.
     """
     if not path:
-        raise UsageError("a PATH is empty; to undo every change say --all")
+        raise UsageError("a PATH is empty; to undo every change type --all")
     inside = os.path.normpath(path)
     if mountpoint is not None:
         for top in (os.path.abspath(mountpoint), canonical(mountpoint)):
@@ -173,13 +173,13 @@ def path_below_top(path: str, mountpoint: str | None) -> bytes:
     return b"" if inside == "." else os.fsencode(inside)
 
 
-# --- what prevents a mount
+# --- obstacles to a mount
 
 
 class Obstacle(NamedTuple):
-    """The reason why a place cannot or should not be mounted on, and the remedy; empty if there is none to type.
+    """The reason against a mount at a place, and the remedy, or "" if there is none to type.
 
-    `mounted`: a mount of wdsfs is there and answers, so nothing is wrong.
+    `mounted`: a mount of wdsfs already answers there, so nothing is wrong.
     """
 
     text: str
@@ -188,9 +188,9 @@ class Obstacle(NamedTuple):
 
 
 def check_mountpoint(mountpoint: str, nonempty: bool, busy: Sequence[bytes]) -> None:
-    """Raise MountError if nothing can or should be mounted there.
+    """Raise MountError if there is an obstacle to a mount there.
 
-    `busy` are paths that the daemon itself needs: over one of them it would wait for itself forever.
+    `busy` are paths that the daemon itself needs: with a mount over such a path it would wait for itself forever.
     """
     problem = obstacle(mountpoint, busy, nonempty=nonempty)
     if problem is not None:
@@ -198,17 +198,17 @@ def check_mountpoint(mountpoint: str, nonempty: bool, busy: Sequence[bytes]) -> 
 
 
 def obstacle(mountpoint: str, busy: Sequence[bytes] = (), *, nonempty: bool = False) -> Obstacle | None:
-    """Return what prevents a mount here; None if nothing does. Raises MountError without a runtime directory."""
+    """Return the obstacle to a mount here, or None. Raises MountError without a runtime directory."""
     quoted = shlex.quote(mountpoint)
     try:
-        os.statvfs(mountpoint)  # stat alone can be answered by the kernel when a mount is dead
+        os.statvfs(mountpoint)  # the kernel alone may answer a stat of a dead mount
         status = os.stat(mountpoint)
     except FileNotFoundError:
         return Obstacle("no such directory", f"make it with: mkdir -p {quoted}")
     except OSError as error:
         if error.errno in DEAD_MOUNT_ERRNOS:
             return Obstacle("a dead mount is there", f"clear it with: wdsfs umount {quoted}")
-        if error.errno == errno.EACCES:  # also what a FUSE mount of another user answers, even to root
+        if error.errno == errno.EACCES:  # also the answer of a FUSE mount of another user, even to root
             return Obstacle("cannot be entered, or is another user's FUSE mount", f"see: findmnt {quoted}")
         return Obstacle(error.strerror or str(error))
     if not stat.S_ISDIR(status.st_mode):
@@ -218,22 +218,24 @@ def obstacle(mountpoint: str, busy: Sequence[bytes] = (), *, nonempty: bool = Fa
     is_ours = mounted is not None and (mounted.fstype == "fuse.wdsfs" or is_kernel_mount(mounted))
     if is_ours or registration is not None:
         who = "" if registration is None else f" (process {registration.pid})"
-        remedy = f"end that mount with: wdsfs umount {quoted}; or take another directory"
+        remedy = f"end that mount with: wdsfs umount {quoted}; or name another directory"
         return Obstacle(f"wdsfs is mounted there already{who}", remedy, mounted=True)
     top = os.fsencode(mountpoint)
     below = top.rstrip(b"/") + b"/"
     for path, place in _places_on_the_way(busy):
         if place.startswith(below) or place == top:
-            return Obstacle(f"the mount would hide {os.fsdecode(path)}, which it needs itself")
+            return Obstacle(f"the mount would hide {os.fsdecode(path)}, which wdsfs needs")
     if mountpoint == "/":
         return Obstacle("is the root directory", "make a directory for the mount, such as /mnt/train")
     if not nonempty and _has_entries(mountpoint):
-        return Obstacle("is not empty", "take an empty directory; or -o nonempty, which hides what is there")
+        return Obstacle(
+            "is not empty", "name an empty directory, or type -o nonempty, which hides the files there"
+        )
     return None
 
 
 def _places_on_the_way(paths: Sequence[bytes]) -> Iterator[tuple[bytes, bytes]]:
-    """Yield each path with every directory and link on the way to it, those of a directory of many only once."""
+    """Yield each path with every directory and link on the way to it; the way to a directory only once."""
     parents: dict[bytes, bytes] = {}
     for path in paths:
         parent, _, name = path.rpartition(b"/")
@@ -254,7 +256,7 @@ def _places_on_the_way(paths: Sequence[bytes]) -> Iterator[tuple[bytes, bytes]]:
 def _way(path: bytes) -> Iterator[bytes]:
     """Yield every directory and link on the way to a path: the path needs each of them.
 
-    Not the walk of `trust`: that opens each step and refuses some, while here a step may be missing or private.
+    Unlike the walk of `trust`, this walk opens no step and refuses none: a step may be missing or private.
     """
     place, ahead, links = b"/", path.split(b"/")[::-1], 0
     while ahead and links < LINKS_MAX:
@@ -277,12 +279,12 @@ def _read_link(path: bytes) -> bytes | None:
         return None
 
 
-_link_target = functools.lru_cache(1024)(_read_link)  # of directories, which many ways have in common
+_link_target = functools.lru_cache(1024)(_read_link)  # many ways share directories
 
 
 def _has_entries(directory: str) -> bool:
     try:
         with os.scandir(directory) as entries:
             return next(entries, None) is not None
-    except OSError:  # not readable: libfuse will say what is wrong with it
+    except OSError:  # not readable: libfuse reports the reason
         return False

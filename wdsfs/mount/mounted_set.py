@@ -1,6 +1,7 @@
 """The set that a FUSE mount shows, shared by its processes, each of which opens its own trees.
 
-Made once, before the workers are forked; a commit with new shards, or shards that come and go, make another one.
+A mount makes it before it forks the workers. A commit with new shards makes another one, and so do new and removed
+shards.
 """
 
 from __future__ import annotations
@@ -48,19 +49,19 @@ class MountedSet:
 
     @property
     def files(self) -> list[bytes]:
-        """The paths of the shards, and of what they are shown with."""
+        """The paths of the shards, and of joined shards and label files."""
         return [*(shard.path for shard in self.shards if shard.gone is None), *self.companions.files]
 
     def extended(self, further: Sequence[bytes], published: Sequence[bytes]) -> MountedSet:
-        """Return the set with `further` shards at the end; a commit has replaced `published`."""
+        """Return the set with the shards `further` at the end; a commit has replaced `published`."""
         shards = Shards(extended(self.shards, further))
         access = self.access.renewed(published, further)
         return replace(self, shards=shards, tags=self.tags.extended(len(shards)), access=access)
 
     def grown(self, change: Change) -> MountedSet:
-        """Return the set after shards have come or gone."""
+        """Return the set with new shards, and without removed shards."""
         before = len(self.shards)
-        # A shard stays beside the joined one that it was beside, and one that came later is beside none.
+        # A shard stays paired with its joined shard. A shard that came later has no joined shard.
         shards = [
             shard
             if shard.place is not None or not self.companions.joined
@@ -82,12 +83,12 @@ class MountedSet:
         return _prepared(make_numbered(self._opened(), self.mount.view))
 
     def derive(self) -> dict[str, Any]:
-        """Make the whole view, in a process of low priority; return why it cannot be made, or nothing."""
+        """Make the whole view, in a process of low priority; return the reason if this fails, or nothing."""
         os.nice(IDLE)
         below = self._opened()
         try:
             refusal = below.make() if isinstance(below, ViewSet) else None
-        except WdsfsError as error:  # a companion has gone since the mount began
+        except WdsfsError as error:  # a companion was removed after the mount began
             refusal = f"{error}"
         finally:
             below.close()
@@ -110,8 +111,8 @@ TreeKind = TypeVar("TreeKind", bound=MountedTree)
 
 
 def _prepared(tree: TreeKind) -> TreeKind:
-    # A shard may have changed since the mount began. One that cannot be read, or is being written, must not keep a
-    # worker from serving: requests for it get the error.
+    # A shard may have changed since the mount began. An unreadable or unfinished shard must not keep a worker from
+    # serving: only requests for this shard get the error.
     with contextlib.suppress(ShardError):
         indexed(tree.prepare)
     return tree

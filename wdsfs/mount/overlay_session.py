@@ -1,7 +1,7 @@
 """Opens an overlay with its set for `diff`, `commit` and `restore`: by its live mount, or locked without one.
 
-What an overlay changes, and what a commit writes, is decided in `packing`; which names a restoration removes in
-`overlay/restore.py`.
+`packing` decides the changes of an overlay and the output of a commit. `overlay/restore.py` decides which names a
+restoration removes.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from wdsfs.tree.tree import LowerTree, View
 
 
 class NamedSet(NamedTuple):
-    """The SHARDS below an overlay that is not mounted, and how they are shown, as a user names them.
+    """The SHARDS below an unmounted overlay, and the options of their view, as typed by a user.
 
-    `typed` has the names of those options that were given: they must be those that the overlay was made with.
+    `typed` has the names of the typed options, which must have the same values as when the overlay was made.
     """
 
     specs: Sequence[str]
@@ -51,9 +51,9 @@ class NamedSet(NamedTuple):
     typed: frozenset[str] = frozenset()
 
     def as_made(self, settings: OverlaySettings | None) -> NamedSet:
-        """Return the set with the options that the overlay was made with.
+        """Return the set with the options with which the overlay was made.
 
-        Raises UsageError if others were typed.
+        Raises UsageError if the user typed others.
         """
         if settings is None:
             return self
@@ -62,13 +62,15 @@ class NamedSet(NamedTuple):
         before = {**self.tree._asdict(), **self.selection.reading._asdict()}
         after = {**tree._asdict(), **reading._asdict()}
         if any(before[name] != after[name] for name in self.typed):
-            raise UsageError(f"the overlay was made with {' '.join(settings.options)}: use these options, or none")
+            raise UsageError(
+                f"the overlay was made with {' '.join(settings.options)}: type these options, or none"
+            )
         return self._replace(tree=tree, selection=self.selection._replace(reading=reading))
 
 
 @dataclass(slots=True)
 class OverlaySession:
-    """An overlay over its set: held, or that of `mount`, which is `frozen` if nobody may write there."""
+    """An overlay over its set: locked, or in use by `mount`, which is `frozen` if it refuses writes."""
 
     place: OverlayDirectory
     tree: LowerTree
@@ -93,33 +95,34 @@ class OverlaySession:
     # --- a commit of the overlay
 
     def show_new(self, new: Sequence[bytes], published: Sequence[bytes]) -> None:
-        """Make the mount, if there is one, show `new` shards, and open replaced (`published`) ones again."""
+        """Make the mount, if any, show the `new` shards, and open the replaced shards (`published`) again."""
         if self.frozen is not None:
             self.frozen.show(new, published)
 
     # --- undoing
 
     def restore(self, paths: Sequence[bytes], *, dry_run: bool = False) -> list[RestoredChange]:
-        """Undo what was changed at these paths (below the top; empty for all) and below them; returns the changes.
+        """Undo the changes at these paths (below the top; empty for all) and below them; return the changes.
 
-        Raises NoSuchEntry for a path that is not there, or in what was changed as a whole, CommitError after a
-        commit that was stopped half-way, ShardErrors, MountError, OverlayBusy; then nothing is undone.
+        Raises NoSuchEntry for a path that does not exist, or in a directory that changed as a whole. Raises
+        CommitError after a commit that was stopped half-way, ShardErrors, MountError, OverlayBusy. An error undoes
+        nothing.
         """
         if self.is_half_done:
             raise CommitError(
-                f"a commit in place of {self.place.path} was stopped half-way: some of its changes are in the "
-                "shards already. Finish it first: repeat that commit"
+                f"a commit in place of {self.place.path} was stopped half-way: the shards already have some of "
+                "its changes. Repeat the commit first"
             )
         nodes = NodeTable(self.tree, load_upper(self.place))
         indexed(nodes.bind)
         restoration = Restoration(nodes)
         for path in paths:
             if not indexed(restoration.find, path):
-                indexed(self.tree.resolve, path)  # it is there, as the shards have it
+                indexed(self.tree.resolve, path)  # the path exists, unchanged
         undone = indexed(restoration.changes, indexed(restoration.targets, paths))
         if not undone:
             where = several([shown(os.fsdecode(path)) for path in paths if path]) or "any path"
-            raise NoSuchEntry(f"nothing was changed at {where}")
+            raise NoSuchEntry(f"there are no changes at {where}")
         if not dry_run:
             self._undo(paths)
         return undone
@@ -141,16 +144,15 @@ class OverlaySession:
 def mounted_session(
     mount: LiveMount, opening: Opening, *, freeze: bool = False, whole: bool = False
 ) -> Iterator[OverlaySession]:
-    """Open the overlay of a mount; with `freeze` all writes to the mount are refused meanwhile.
+    """Open the overlay of a mount; with `freeze` the mount refuses all writes for the block.
 
-    `whole` says that all shards of the set are needed. Raises MountError, OverlayBusy, OverlayUnusable,
-    CommitError.
+    `whole`: open all shards of the set. Raises MountError, OverlayBusy, OverlayUnusable, CommitError.
     """
     with contextlib.ExitStack() as stack:
         frozen = stack.enter_context(mount.frozen()) if freeze else None
         lower = mount.lower() if frozen is None else frozen.lower
         place, options = OverlayDirectory(Path(str(mount.overlay))), mount.options
-        # Files that the mount refuses to show must not be copied into shards or written, either.
+        # A commit must not copy or write files that the mount refuses to show.
         below = _tree_below(place, lower.shards, options.view(), opening, lower.access, whole=whole)
         yield OverlaySession(place, stack.enter_context(below), mount, frozen)
 
@@ -159,7 +161,7 @@ def mounted_session(
 def held_session(
     directory: str, below: NamedSet, opening: Opening, *, whole: bool = False
 ) -> Iterator[OverlaySession]:
-    """Hold the overlay in a directory, and open the set below it, shown as it was when the overlay was made.
+    """Lock the overlay in a directory, and open its set, with the view with which the overlay was made.
 
     Raises OverlayBusy, OverlayUnusable, UsageError, CommitError.
     """
@@ -168,7 +170,7 @@ def held_session(
     below = below.as_made(settings)
     with held(place):
         shards = _shards_of(place, settings, below, opening)
-        refuse_left_out(shards, "the overlay is of whole shards")
+        refuse_left_out(shards, "an overlay is for whole shards")
         if not unfinished(place):
             clean(place)
         with _tree_below(place, shards, below.tree.view(), opening, whole=whole) as tree:
@@ -178,10 +180,10 @@ def held_session(
 def _shards_of(
     place: OverlayDirectory, settings: OverlaySettings | None, below: NamedSet, opening: Opening
 ) -> Sequence[Shard]:
-    """Return the shards that a user names below an overlay; none for a set that begins empty."""
+    """Return the SHARDS of an overlay as typed; none for a set that begins empty."""
     if not below.specs:
         if settings is None or settings.shards:
-            raise UsageError("name the SHARDS below the overlay, too; only an overlay of `mount --new` has none")
+            raise UsageError("name the SHARDS of the overlay, too; only an overlay of `mount --new` has none")
         return []
     try:
         return expand(below.specs, *below.selection._replace(allow_missing=opening.tolerance.allow_missing))
@@ -196,7 +198,7 @@ def _shards_of(
 
 @contextlib.contextmanager
 def remembered_session(directory: str, opening: Opening) -> Iterator[OverlaySession]:
-    """Hold the overlay in a directory, over the shards whose paths it has. Raises as `held_session`."""
+    """Lock the overlay in a directory, and open the shards at its recorded paths. Raises as `held_session`."""
     place = OverlayDirectory(Path(os.path.abspath(directory)))
     with held(place):
         settings = read_settings(place)
@@ -218,11 +220,11 @@ def _tree_below(
     *,
     whole: bool = False,
 ) -> Iterator[LowerTree]:
-    """Open the tree below an overlay. Unreadable shards stay in it, so their changes are no new samples."""
+    """Open the tree below an overlay. Unreadable shards stay in it, so that their changes are no new samples."""
     if view.merged and opening.tolerance.allow_missing:
         raise UsageError(
-            "--allow-missing is not for an overlay with --merge: a sample could be new, or belong to a shard "
-            "that cannot be read"
+            "--allow-missing cannot be used with an overlay of --merge: a sample could be new, or belong to an "
+            "unreadable shard"
         )
     check_set(place, shards, view)
     whole = (whole or view.merged) and not opening.tolerance.allow_missing

@@ -1,8 +1,8 @@
 """The report of a mount by FUSE: for `wdsfs status`, and as texts for people and for Prometheus.
 
-It is made in a worker (for `.wdsfs/status.json`) or in a child of the supervisor (for the control socket), from
-the index, the counters on the board, the fetcher's state, and what the supervisor has noted of the list of shards;
-so both are the same.
+A worker makes it for `.wdsfs/status.json`, a child of the supervisor makes it for the control socket. Both use the
+index, the counters on the board, the fetcher's state, and the supervisor's notes about the list of shards. So both
+reports are the same.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from wdsfs.tree.shard_set import ShardSet
 from wdsfs.tree.tree import Totals
 
 ERROR_MAX = 2000  # characters
-LEFT_OUT_MAX = 100  # shards that are named; the others are counted
-READS_MAX = 1000  # of a text that is being written
+LEFT_OUT_MAX = 100  # shards with their names; the report counts the others
+READS_MAX = 1000  # attempts to read a text while a process writes it
 _ROOM = 16 << 10  # a report has room for 64 KiB in all
 _STATE_HEAD = struct.Struct("<II")  # bytes, CRC-32
 
 
 class SetState:
-    """The state as JSON. `follow` is how often the set is looked at again (s), None for a set that is fixed."""
+    """The state as JSON. `follow` is the interval (s) between looks at the set, None for a fixed set."""
 
     def __init__(self, follow: float | None = None) -> None:
-        self._memory = mmap.mmap(-1, _ROOM)  # what is not used takes no memory
+        self._memory = mmap.mmap(-1, _ROOM)  # unused pages take no memory
         self.write(_state(follow))
 
     def write(self, state: dict[str, Any]) -> None:
-        """Replace the state. Shards that are left out are cut to the room that there is."""
+        """Replace the state. It lists as many left-out shards as fit."""
         state = {**state, "error": state["error"][:ERROR_MAX]}
         left_out = state["left_out"][:LEFT_OUT_MAX]
         while True:
@@ -51,11 +51,11 @@ class SetState:
         self._memory[: _STATE_HEAD.size + len(text)] = _STATE_HEAD.pack(len(text), zlib.crc32(text)) + text
 
     def read(self) -> dict[str, Any]:
-        """Return the state as of now."""
+        """Return the current state."""
         for _ in range(READS_MAX):
             length, crc = _STATE_HEAD.unpack_from(self._memory)
             text = bytes(self._memory[_STATE_HEAD.size : _STATE_HEAD.size + length])
-            if zlib.crc32(text) == crc:  # else it is being written just now
+            if zlib.crc32(text) == crc:  # else a process is writing it
                 state: dict[str, Any] = json.loads(text)
                 return state
         return _state(None, "the process that looks for new shards was killed while it wrote its state")
@@ -79,7 +79,7 @@ _RENAMED = {"bytes": "fetched_bytes", "used": "used_bytes"}
 
 
 def _remote_report(board: Board) -> dict[str, Any]:
-    """Return the state of the fetcher, of the cache and of each store of a mount that has remote shards."""
+    """Return the state of the fetcher, of the cache and of each store of a mount with remote shards."""
     state = DOOR.remote.fetcher_state()
     stores = []
     for store, hits in board.hits.items():
@@ -103,17 +103,17 @@ def _remote_report(board: Board) -> dict[str, Any]:
 
 
 def offline_seconds(store: dict[str, Any]) -> float:
-    """Return for how long (s) a store of a report cannot be reached; 0 if it answers."""
+    """Return the time (s) without an answer of a store of a report; 0 if it answers."""
     since = store["offline_since"]
     return 0.0 if since is None else max(time.time() - since, 0.0)
 
 
-DAMAGED_MAX = 100  # shards whose damage is listed; the others are counted
-LABEL_MAX = 1000  # bytes from the end of a mount point that are in the label
+DAMAGED_MAX = 100  # shards with their damage; the report counts the others
+LABEL_MAX = 1000  # bytes of the label: the end of the mount point
 
 
 class _Metric(NamedTuple):
-    """A row of the metrics; the value is a number, or numbers by what `label` says."""
+    """A row of the metrics; the value is a number, or a number for each value of `label`."""
 
     name: str
     type: str
@@ -122,7 +122,7 @@ class _Metric(NamedTuple):
     label: str = "kind"
 
 
-# Base units and endings as the conventions of Prometheus have them.
+# Base units and endings follow the conventions of Prometheus.
 _METRICS = (
     _Metric("uptime_seconds", "gauge", "Time since the mount began.", itemgetter("uptime_seconds")),
     _Metric("requests_total", "counter", "Requests of the kernel by kind.", itemgetter("requests")),
@@ -205,7 +205,7 @@ _REMOTE_METRICS = (
     _store_metric("offline_seconds", "gauge", "Time without an answer, 0 if it answers.", offline_seconds),
     _cache_metric("cache_bytes", "Room that the cache of remote shards takes.", lambda own: own["cache"]["bytes"]),
     _cache_metric("cache_limit_bytes", "Room that it may take.", lambda remote: remote["cache"]["limit"]),
-    _cache_metric("fetch_memory_bytes", "Memory for what is being fetched.", itemgetter("fetch_memory")),
+    _cache_metric("fetch_memory_bytes", "Memory for bytes in transfer.", itemgetter("fetch_memory")),
 )
 
 
@@ -248,7 +248,7 @@ def gather(lower: ShardSet, totals: Callable[[], Totals], board: Board, started:
 
 
 def anonymous_bytes(pid: int) -> int:
-    """Return a process's memory that no file backs, shared parts divided by their sharers; 0 if it is gone."""
+    """Return a process's memory without files, with its share of shared pages; 0 if the process has ended."""
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
             if line.startswith("Pss_Anon:"):
@@ -257,12 +257,9 @@ def anonymous_bytes(pid: int) -> int:
 
 
 def as_json(report: dict[str, Any], most: int) -> bytes:
-    """Return a report as JSON of at most `most` bytes.
-
-    Its longest lists and texts are cut as far as that takes.
-    """
+    """Return a report as JSON of at most `most` bytes, with its longest lists and texts cut."""
     while True:
-        # What is not UTF-8 in a path is a lone surrogate here, and becomes an escape of JSON.
+        # Bytes of a path that are not UTF-8 are lone surrogates here, and become escapes of JSON.
         text = json.dumps(report, indent=2, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
         if len(text) <= most:
             return text
@@ -274,7 +271,7 @@ def as_json(report: dict[str, Any], most: int) -> bytes:
 def as_metrics(report: dict[str, Any]) -> bytes:
     """Return a report in the text format of Prometheus, version 0.0.4.
 
-    Every line has the mount point as a label, so that the files of several mounts can be put together.
+    Every line has the mount point as a label, so that you can join the files of several mounts.
     """
     mount = f'mountpoint="{_label(report["mountpoint"])}"'
     parts = ("set", _SET_METRICS), ("pushed", _PUSH_METRICS), ("remote", _REMOTE_METRICS)
@@ -293,6 +290,6 @@ def _lines(metric: _Metric, mount: str, report: dict[str, Any]) -> Iterator[str]
 
 
 def _label(text: str) -> str:
-    """Return the value of a label: UTF-8 on one line whatever the path is; backslashes and quotes are escaped."""
+    """Return the value of a label: UTF-8 on one line, for any path, with escaped backslashes and quotes."""
     readable = names.shown(text).encode("utf-8", "backslashreplace")[-LABEL_MAX:].decode("utf-8", "ignore")
     return readable.replace("\\", "\\\\").replace('"', '\\"')

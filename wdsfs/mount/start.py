@@ -1,7 +1,7 @@
 """Starts a mount with plain options: an image, or a set by the kernel or by FUSE.
 
-`auto` takes the kernel where nothing is known to prevent it, and says which engine it takes, and why. What a
-daemon does is decided in `fuse_session.py`, what a guard does in `kernel/guard.py`.
+`auto` takes the kernel if nothing is known to prevent it, and logs the choice with the reason. `fuse_session.py`
+has the work of a daemon, `kernel/guard.py` the work of a guard.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ log = logging.getLogger("wdsfs")
 
 
 def start_mount(mount: MountOptions) -> int:
-    """Mount; returns an exit code when the tree is usable, in the foreground when the mount has ended.
+    """Mount; return an exit code when the tree is usable, in the foreground when the mount has ended.
 
     Raises WdsfsError.
     """
@@ -36,7 +36,7 @@ def start_mount(mount: MountOptions) -> int:
         code = _start_by_kernel(mount)
         if code is not None:
             return code
-    from wdsfs.mount import fuse_session  # late: this import is slow, and a mount by the kernel does not need it
+    from wdsfs.mount import fuse_session  # late: this import is slow, and the kernel's engine does not need it
 
     return fuse_session.mount_by_fuse(mount)
 
@@ -47,7 +47,7 @@ def is_guarded(specs: Sequence[str], mountpoint: str) -> bool:
 
 
 def is_of_image(specs: Sequence[str]) -> bool:
-    """Return True if an image is named, or a file with the suffix of one, which may be damaged."""
+    """Return True for an image, and for any file with the suffix of an image, which may be damaged."""
     if len(specs) != 1 or "://" in specs[0]:
         return False
     if specs[0].endswith(IMAGE_SUFFIX) and os.path.isfile(specs[0]):
@@ -56,7 +56,7 @@ def is_of_image(specs: Sequence[str]) -> bool:
 
 
 def _start_by_kernel(mount: MountOptions) -> int | None:
-    """Mount a set by the kernel; return an exit code, or None if FUSE has to serve it. Raises WdsfsError."""
+    """Mount a set by the kernel; return an exit code, or None if FUSE must serve the set. Raises WdsfsError."""
     is_choice = mount.serving.engine == AUTO
     try:
         if is_choice and not is_installed():
@@ -84,12 +84,12 @@ def _refuse_options_for_fuse(mount: MountOptions) -> None:
 def _expanded(mount: MountOptions) -> Sequence[Shard]:
     """Return the shards that SHARDS name.
 
-    Raises what `expand` does; MountError for a list that others can write.
+    Raises the errors of `expand`, and MountError for a list that other users can write.
     """
     with noted() as used:
         shards = expand(mount.specs, *mount.selection)
     if used.files:
-        from wdsfs.tree.shard_access import refuse_foreign_lists  # late: most sets are named without a list
+        from wdsfs.tree.shard_access import refuse_foreign_lists  # late: most users name no list
 
         refuse_foreign_lists(used.files, shared=True)
     return shards

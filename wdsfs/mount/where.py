@@ -1,8 +1,8 @@
 """The origin of a path of a mount: shard, member, key, place in the tar, layer of the overlay.
 
-A mount by FUSE says it in the extended attributes of its files. Of a mount by the kernel, and of what has changed
-in an overlay, the path is looked up in the tree that gives these attributes; only shards that the path needs are
-indexed for that. So both engines say the same.
+A mount by FUSE has the origin in extended attributes of its files. For a mount by the kernel, and for changed
+files of an overlay, `where` looks the path up in the tree that makes these attributes. It indexes only the shards
+of the path. So the answers for both engines are the same.
 """
 
 from __future__ import annotations
@@ -33,18 +33,17 @@ from wdsfs.tree.tree import XATTR, LowerTree
 
 OF_FILE, OF_LINK, OF_SAMPLE, OF_DIRECTORY = "file", "link", "sample", "directory"
 UPPER, LOWER = "upper", "lower"
-_COPIED = {ORIGIN, MERGED}  # attributes of a file of the upper that was one of a shard
+_COPIED = {ORIGIN, MERGED}  # attributes of a file of the upper that was copied from a shard
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
     """The origin of a path. Attributes that are unknown or do not apply are None.
 
-    `kind` is OF_FILE, OF_LINK, OF_SAMPLE (the directory of one) or OF_DIRECTORY. `shard` is the path of a tar or
-    its URL; of a file that is no member of a shard, that of a label file. `member` and `key` are as in the tar.
-    `offset` is the byte in the tar at which the content starts, in the unpacked one if it is compressed. `layer`
-    is UPPER for what is in an overlay, LOWER for what shows through, None without an overlay. `upper` is the path
-    there.
+    `kind` is OF_FILE, OF_LINK, OF_SAMPLE (the directory of a sample) or OF_DIRECTORY. `shard` is the path or URL
+    of a tar, or the path of a label file for a file from a table. `member` and `key` are as in the tar. `offset`
+    is the byte in the (unpacked) tar at which the content begins. `layer` is UPPER for a file in an overlay, LOWER
+    for a file that shows through, None without an overlay. `upper` is the path in the overlay.
     """
 
     path: str
@@ -64,14 +63,14 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class NoOrigin:
-    """A path without a known origin, and the error that says why."""
+    """A path without a known origin, and the error with the reason."""
 
     path: str
     error: WdsfsError
 
 
 class _Place(NamedTuple):
-    """A path in a mount: its number in the request, as typed, without links on the way, and its attributes."""
+    """A path in a mount: its number in the request, the typed path, the path without links, its attributes."""
 
     number: int
     typed: str
@@ -86,7 +85,7 @@ class _Place(NamedTuple):
 
 
 def origins(paths: Sequence[str]) -> list[Origin | NoOrigin]:
-    """Return the origins of these paths, in their order. Each set is opened once, if at all."""
+    """Return the origins of these paths, in order. It opens each set at most once."""
     answers: dict[int, Origin | NoOrigin] = {}
     mounts: dict[str, tuple[LiveMount, list[_Place]]] = {}
     for number, path in enumerate(paths):
@@ -110,11 +109,11 @@ def _failure(path: str, error: WdsfsError | OSError) -> NoOrigin:
 
 
 def _placed(number: int, path: str) -> tuple[LiveMount, _Place]:
-    """Return the mount that a path lies in, and the place there. Raises UsageError, NoSuchEntry, OSError."""
+    """Return the mount of a path, and the place in the mount. Raises UsageError, NoSuchEntry, OSError."""
     if not path:
         raise UsageError("a path is empty")
     parent, base = os.path.split(os.path.abspath(path))
-    real = os.path.join(os.path.realpath(parent), base)  # a link itself, not what it leads to
+    real = os.path.join(os.path.realpath(parent), base)  # the link itself, not its target
     about = os.lstat(real)
     directory = os.path.dirname(real) if stat.S_ISLNK(about.st_mode) else real
     mount = mount_search.find_around(directory)
@@ -122,20 +121,20 @@ def _placed(number: int, path: str) -> tuple[LiveMount, _Place]:
         raise NoSuchEntry(f"{path}: is in no mount of wdsfs; see: wdsfs status{_image_of_others(directory)}")
     below = os.path.relpath(real, mount.mountpoint).split("/")
     if stat.S_ISLNK(about.st_mode) and os.fsencode(below[0]) == numbered_tree.NAME:
-        real = os.path.realpath(real)  # it stands for a sample
+        real = os.path.realpath(real)  # this link stands for a sample
         about = os.lstat(real)
     if os.fsencode(below[0]) == names.HIDDEN_DIRECTORY and mount.has_hidden_directory:
-        raise NoSuchEntry(f"{real}: is made by wdsfs, and is in no shard")
+        raise NoSuchEntry(f"{real}: is a file of wdsfs itself, not of a shard")
     return mount, _Place(number, path, real, about)
 
 
 def _image_of_others(directory: str) -> str:
-    """Return the end of a message about a path in what may be an image that this user may not read."""
+    """Return the end of a message about a path that may lie in an image of another user."""
     mounted = mount_table.mount_of(directory)
     if mounted is None or mounted.fstype != "erofs":
         return ""
     source = os.fsdecode(mounted.source)
-    return f". It is served by the kernel from {source}, which you may not read, or which has been removed"
+    return f". The kernel serves it from {source}, which you cannot read, or which was removed"
 
 
 @contextlib.contextmanager
@@ -191,22 +190,22 @@ def _entry_at(mount: LiveMount, tree: Callable[[], LowerTree], place: _Place) ->
 
 @dataclass(frozen=True)
 class _Entry:
-    """A path below the top of a mount without an overlay; `below` is the path from the top on."""
+    """A path in a mount without an overlay; `below` is the path from the top."""
 
     mount: LiveMount
     tree: Callable[[], LowerTree]
     place: _Place
     below: str
-    upper: str | None = None  # the path in the upper of the overlay that has changed it
+    upper: str | None = None  # the path in the upper, if the overlay has changed it
     layer: ClassVar[str | None] = None
 
     @property
     def is_in_tar(self) -> bool:
-        """True if member and content are as in the tar."""
+        """True if the tar has the member and its content."""
         return True
 
     def attributes(self) -> dict[str, str]:
-        """Return what the mount says of the path, or the tree that it shows. Raises EntryErrors, ShardErrors."""
+        """Return the attributes of the path, from the mount or from its tree. Raises EntryErrors, ShardErrors."""
         if not self.mount.has_attributes:
             return _attributes_in(self.tree(), os.fsencode(self.below))
         known = _shown_attributes(self.place.path)
@@ -243,9 +242,9 @@ class _ChangedEntry(_Entry):
 
 
 def _shows_lower(tree: Callable[[], LowerTree], place: _Place, upper: str, below: str) -> bool:
-    """Return True if an entry of the upper is the changed directory or file that the lower has at this path.
+    """Return True if an entry of the upper is a changed directory or file of the lower at this path.
 
-    Semantics decision: a copy whose original cannot be known any more counts as the copy of the file at its path.
+    Semantics decision: a copy of an unknown original counts as a copy of the file at its path.
     """
     top = upper.removesuffix(below)
     if any(_is_opaque(top + path) for path in accumulate(below.split("/"), os.path.join)):
@@ -270,14 +269,14 @@ def _shows_lower(tree: Callable[[], LowerTree], place: _Place, upper: str, below
 
 
 def _is_opaque(path: str) -> bool:
-    """Return True for a directory of the upper that shows nothing of the lower."""
+    """Return True for a directory of the upper that hides the lower."""
     with contextlib.suppress(OSError):
         return os.getxattr(path, OPAQUE, follow_symlinks=False) == b"y"
     return False
 
 
 def _shown_attributes(path: str) -> dict[str, str]:
-    """Return the attributes that a mount gives for a path. Raises OSError."""
+    """Return the attributes of a path in a mount. Raises OSError."""
     prefix = os.fsdecode(XATTR)
     listed = [name for name in os.listxattr(path, follow_symlinks=False) if name.startswith(prefix)]
     return {
@@ -286,7 +285,7 @@ def _shown_attributes(path: str) -> dict[str, str]:
 
 
 def _attributes_of_copy(tree: Callable[[], LowerTree], path: str, below: str) -> dict[str, str]:
-    """Return the attributes of the original of a file; those of its directory if only the mount has the shard."""
+    """Return the attributes of the original of a file, or of its directory if only the mount has the shard."""
     try:
         return _attributes_in(tree(), os.fsencode(below))
     except ShardError:
@@ -294,7 +293,7 @@ def _attributes_of_copy(tree: Callable[[], LowerTree], path: str, below: str) ->
 
 
 def _attributes_in(tree: LowerTree, path: bytes) -> dict[str, str]:
-    """Return the extended attributes that a tree has for a path. Raises EntryErrors, ShardErrors."""
+    """Return the extended attributes of a path in a tree. Raises EntryErrors, ShardErrors."""
     inode = indexed(tree.resolve, path).inode
     return {
         os.fsdecode(name.removeprefix(XATTR)): os.fsdecode(indexed(tree.getxattr, inode, name))
