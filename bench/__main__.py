@@ -37,7 +37,7 @@ from bench.workloads import ALONE, GROUPS, WORKLOADS
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
 CHART = ROOT / "docs" / "images" / "figures.svg"
-ROOM = 7 << 30  # bytes on the disk; some 5 GB are used by default
+ROOM = 14 << 30  # bytes on the disk; some 12 GB are used by default
 
 
 def main() -> int:
