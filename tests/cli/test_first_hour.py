@@ -172,7 +172,7 @@ def test_a_mount_can_be_ended_from_inside(shard: Program) -> None:
     with shard.mounted("a.tar", ends_itself=True) as mounted:
         with asleep(cwd=mounted.path / "a") as inside:
             said = shard.refused("umount", "..", cwd=mounted.path / "a", code=5)
-        assert f"is in use by sleep ({inside.pid}, its working directory); end that" in said
+        assert f"is in use by sleep ({inside.pid}, its working directory); end" in said
         shard.run("umount", ".", cwd=mounted.path, env={"PATH": "/nonexistent"})
         assert not os.path.ismount(mounted.path)
 

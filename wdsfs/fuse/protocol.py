@@ -395,7 +395,8 @@ def _few_lines_plus(
 ) -> bytes:
     """Return what `lines_plus` does, without arrays."""
     pack, lines, rest, kind = _DIRENT_PLUS.pack, list[bytes](), like[_MODE:], like[_MODE] >> 12
-    for name, size, mtime_ns in zip(names, sizes, mtimes_ns, strict=True):
+    # A narrow number of NumPy would overflow.
+    for name, size, mtime_ns in zip(names, map(int, sizes), map(int, mtimes_ns), strict=True):
         length = len(name)
         room -= _DIRENT_PLUS.size + (length + 7 & ~7)
         if room < 0:
