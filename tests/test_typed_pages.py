@@ -44,7 +44,7 @@ RUN_BY = {
     "ImageFolder": (WITH_TORCHVISION, "torchvision"),
     "Hugging Face imagefolder": (PEERS, "datasets"),
     "DALI file reader": (OF_DALI, "nvidia.dali"),
-    "Which number has a class": (WITH_TORCHVISION, "torchvision"),
+    "Which number a class gets": (WITH_TORCHVISION, "torchvision"),
 }
 
 pytestmark = pytest.mark.timeout(2 * LONG_PATIENCE)  # the first section of a page makes the set, too

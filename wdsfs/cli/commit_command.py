@@ -174,7 +174,7 @@ def _refuse_without_overlay(overlay: NamedOverlay) -> None:
 def commit(overlay: NamedOverlay, packing: Packing, opening: Opening) -> None:
     """Write the changes of a writable mount, or with --overlay DIR the changes to SHARDS, into new shards.
 
-    The source shards stay unchanged, unless you type --in-place. If a commit was stopped, repeat it: it goes on.
+    The source shards stay unchanged, unless you type --in-place. To finish a stopped commit, repeat the command.
 
     \b
     Examples:

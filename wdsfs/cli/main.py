@@ -26,8 +26,8 @@ from wdsfs.names import shown
 
 EPILOG = """\b
 Exit codes: 0 done, 1 `check` or `diff` has findings (or a bug), 2 wrong arguments, 3 a shard is missing or
-unreadable, 4 index failed, 5 mount or unmount failed, 6 no such path, 7 commit failed, 8 unusable overlay,
-9 image or index of another tool failed, 10 --executor failed, 130 interrupted."""
+unreadable, 4 index failed, 5 mount or unmount failed, 6 no such path, 7 commit or pack failed, 8 unusable
+overlay, 9 image or index of another tool failed, 10 --executor failed, 130 interrupted."""
 
 
 class _Log(logging.Handler):
