@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import os
 import re
 import sys
@@ -521,6 +522,24 @@ def test_a_run_of_a_sample_is_its_listing(view: View, folder: bytes) -> None:
             assert (run.parent, _entries_of(run)) == (0, files[at + 1 :])
         assert len(tree.run(sample, 0, 2).names) == 2  # type: ignore[union-attr]
         assert tree.run(tree.resolve(b"s1/b").inode, 0, 9) is None
+
+
+@pytest.mark.parametrize("view", VIEWS, ids=str)
+def test_a_run_after_a_cursor_of_another_directory_is_of_its_own_directory(view: View) -> None:
+    shard = tar([(f"{folder}/{n}.{e}", b"") for folder in "cd" for n in "12" for e in ("jpg", "json")])
+    with a_tree([shard], view) as tree:
+        paths = [b"s0/c", b"s0/d"]
+        if view.layout == "samples":
+            paths += [path + b"/" + n for path in paths for n in (b"1", b"2")]
+        inodes = [tree.resolve(path).inode for path in paths]
+        cursors = {entry.cursor for inode in inodes for entry in tree.listing(inode)}
+        compared = 0
+        for inode, cursor in itertools.product(inodes, cursors):
+            run = tree.run(inode, cursor, 9)
+            if run is not None and not run.parent:
+                compared += 1
+                assert _entries_of(run) == list(tree.listing(inode, cursor))
+        assert compared > len(inodes)
 
 
 @pytest.mark.parametrize("view", VIEWS, ids=str)

@@ -220,14 +220,17 @@ class ShardTree:
         number, record, where = self._open(inode)
         if not record.is_plain or record.aliases[self.domain] is not None:
             return None
+        # `max` below, since a client can seek to a cursor of another directory.
         first, entries = index_of(after) + 1, record.folder_entries(index_of(where))
         base = inodes.pack(self.lower.tag(number), number, 0)
         if self.files_layout and kind_of(after) == MEMBER:
+            first = max(first, record.entry_member[entries.start])
             members = range(first, min(first + most, record.entry_member[entries.stop]))
             child = position(MEMBER, first)
             names, sizes, times = record.file_names(members), record.sizes(members), record.mtimes_ns(members)
             return ListingRun(names, base | child, child, self.file_mode, 1, sizes, times)
         if not self.files_layout and kind_of(after) == SAMPLE and record.all_listed:
+            first = max(first, entries.start)
             chosen = range(first, min(first + most, entries.stop))
             child = position(SAMPLE, first)
             names = record.entry_name.of(chosen)
@@ -243,7 +246,7 @@ class ShardTree:
         sample = index_of(where)
         first, stop = record.entry_member[sample], record.entry_member[sample + 1]
         if kind_of(after) == MEMBER:
-            first = index_of(after) + 1
+            first = max(first, index_of(after) + 1)
             if first >= stop:
                 return _NO_LINES
         elif after:
