@@ -28,7 +28,7 @@ from tests.thorough import THOROUGH
 from tests.web_server import Fault, WebServer
 from wdsfs import mount_table
 from wdsfs.errors import MountError, StaleShard
-from wdsfs.fuse.lister import PROCESSES, Lister, SampleDirectory
+from wdsfs.fuse.lister import PROCESSES, TURN, Lister, SampleDirectory
 from wdsfs.fuse.page_cache import PageCache
 from wdsfs.fuse.pass_notes import PassNotes
 from wdsfs.fuse.pusher import FAILURES_MAX
@@ -366,6 +366,17 @@ def test_a_listed_sample_costs_no_request(program: Program) -> None:
             assert sorted(os.listdir(os.fsencode(mounted.path) + b"/" + sample.path)) == [b"a", b"b", b"c"]
         assert mounted.status()["requests"]["readdir"] == before
         assert mounted.status()["pushed"]["listed"] == 0  # a lister is no client in order
+
+
+def test_samples_whose_paths_are_long_are_listed_all(program: Program) -> None:
+    with a_mount(program) as mounted:
+        with lister_of(mounted, os.stat(mounted.path).st_dev) as (lister, samples):
+            deep = [sample._replace(path=b"./" * 2044 + sample.path) for sample in samples[:TURN]]
+            assert list(chain(*listed(lister, deep))) == deep
+        before = mounted.status()["requests"]["readdir"]
+        for sample in samples[:TURN]:
+            os.listdir(os.fsencode(mounted.path) + b"/" + sample.path)
+        assert mounted.status()["requests"]["readdir"] == before
 
 
 def test_samples_of_two_passes_are_listed_apart(program: Program) -> None:

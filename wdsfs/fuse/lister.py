@@ -34,7 +34,7 @@ DUE_MAX = 256  # samples that wait for a process
 # Of a descriptor of the lister. No other program opens a directory with O_DSYNC, and the kernel passes it on.
 FLAG = os.O_DSYNC
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | FLAG
-_MESSAGE_MAX = 1 << 16  # bytes; a path has some 4,096 at most
+_MESSAGE_MAX = TURN + 1 << 12  # bytes: an inode number, and paths of up to 4,095
 
 
 class SampleDirectory(NamedTuple):
