@@ -67,14 +67,17 @@ class WdsfsError(Exception):
 
     errno = errno.EIO
     exit_code = 1
-    # PyTorch raises the error of a worker again; to a class with this attribute it gives the traceback so.
-    message = "lines"
 
     def __init__(self, *lines: object, message: str = "") -> None:
         super().__init__(*lines, *message.splitlines())
 
     def __str__(self) -> str:
         return "\n".join(shown(str(line)) for line in self.args)
+
+    @property
+    def message(self) -> str:
+        """The text. PyTorch gives the traceback of a worker by `message=` to a class that has this name."""
+        return str(self)
 
 
 class UsageError(WdsfsError):

@@ -521,9 +521,18 @@ def test_a_pickle_is_small_and_notices_another_set(samples: wdsfs.Samples) -> No
             assert same[5] == EXPECTED[5]
     Path("t-1.tar").write_bytes(shard(1, 5))
     other = pickle.loads(pickled)
-    for ask in (lambda: other[0], lambda: other[:2], lambda: pickle.dumps(other)):
-        with pytest.raises(wdsfs.StaleShard, match="has changed since it was sent"):
+    lengths = set()
+    for ask in (lambda: other[0], lambda: other[0], lambda: other[:2], lambda: pickle.dumps(other)):
+        with pytest.raises(wdsfs.StaleShard, match="has changed since it was sent") as raised:
             ask()
+        lengths.add(len(raised.traceback))
+    assert max(lengths) < 6, "the error keeps no frames of its earlier raises"
+
+
+def test_the_message_of_an_error_is_its_text() -> None:
+    """Also of one that PyTorch has raised again in the process of the loop."""
+    for error in (wdsfs.StaleShard("first", "second"), wdsfs.StaleShard(message="first\nsecond")):
+        assert (error.args, error.message, str(error)) == (("first", "second"), *2 * ("first\nsecond",))
 
 
 @pytest.mark.parametrize(

@@ -150,7 +150,7 @@ class Closed:
         self._error = error or UsageError("this is closed; open it again")
 
     def __getattr__(self, name: str) -> Any:
-        raise self._error
+        raise self._error.with_traceback(None)  # else the one error would keep the frames of all its raises
 
 
 class OfSet:
