@@ -114,6 +114,18 @@ def test_lengths_are_known_before(
         assert set(*sizes) <= {batch_size}
 
 
+def test_without_padding_the_last_rank_has_the_state_of_the_end() -> None:
+    """No other rank takes more samples: after its state nothing is left."""
+    for count, batch_size in itertools.product(range(9, 17), (None, 1, 3)):
+        options: dict[str, Any] = {"world_size": 4, "batch_size": batch_size, "pad": False}
+        orders = [wdsfs.Shuffle(range(count), rank=rank, **options) for rank in range(4)]
+        taken = [number for order in orders for number in samples_of(iter(order))]
+        assert sorted(taken) == list(range(count))
+        for order in orders:
+            order.load_state_dict(orders[-1].state_dict())
+            assert order.remaining == 0
+
+
 @examples(40)
 @given(
     sizes=st.lists(st.integers(1, 300), min_size=1, max_size=4),

@@ -213,8 +213,9 @@ class Shuffle:
     def state_dict(self, delivered: int | None = None) -> dict[str, Any]:
         """Return the place in the epoch, as plain numbers; any rank's is that of all ranks.
 
-        A DataLoader asks for batches before it delivers them. torchdata's StatefulDataLoader allows for that by
-        itself; with any other say how many batches its loop has `delivered` since it began.
+        With `pad=False` take that of the last rank, which may have a sample more. A DataLoader asks for batches
+        before it delivers them. torchdata's StatefulDataLoader allows for that by itself; with any other say how
+        many batches its loop has `delivered` since it began.
         """
         last = self._stages[-1]
         if delivered is not None:
