@@ -4,8 +4,8 @@
 calls of a tree, and errors into errnos. `fuse_device.py` is the descriptor, and the loop of a worker that answers
 its requests. `supervisor.py` forks workers, replaces workers that die or hang, and makes the kernel send their
 requests again. `child_process.py` has the other processes that it forks, `counters.py` the memory that these
-processes share. Workers note readers in order (`pass_notes.py`). The pusher (`pusher.py`) reads ahead of them into
-the kernel's cache (`page_cache.py`), and lists ahead of them (`lister.py`). Decided here is which process answers
-and what the kernel may cache; what a name or a change means is decided by the trees (`tree`, `overlay`). Start
-with `read_ops.py`.
+processes share. Workers note sequential readers (`pass_notes.py`). The pusher (`pusher.py`) reads ahead of these
+readers into the kernel's cache (`page_cache.py`), and lists ahead of them (`lister.py`). This room decides which
+process answers and what the kernel may cache. The trees (`tree`, `overlay`) decide what a name or a change means.
+Start with `read_ops.py`.
 """

@@ -1,4 +1,4 @@
-"""Processes that the supervisor forks beside its workers: one that answers a question, and one that stays.
+"""Processes that the supervisor forks besides its workers: short ones that answer a question, and one that stays.
 
 The supervisor must not open an index or use its own mount: no request would be served meanwhile, and a mount that
 does not answer would block it forever. Such work is done in a child.
@@ -51,7 +51,7 @@ def kill(pid: int) -> None:
 
 
 class HelperProcess:
-    """A process of the mount of which there is one at a time; `pid` is 0 while there is none."""
+    """A process of the mount, at most one at a time; `pid` is 0 while no process runs."""
 
     def __init__(self, name: str) -> None:
         self.name, self.pid = name, 0
@@ -87,8 +87,8 @@ _killed: set[int] = set()  # children that may not have ended yet: the next `Chi
 class Child:
     """A forked process that runs `function`.
 
-    The child closes `device`, unless that is None: a request that is never answered would keep the mount alive,
-    and the mount the child.
+    The child closes `device`, unless it is None. Otherwise a request that is never answered would keep the mount
+    alive, and the mount would keep the child alive.
     """
 
     def __init__(self, function: Callable[[], dict[str, Any]], device: int | None) -> None:
@@ -111,20 +111,20 @@ class Child:
             os.close(sender)
 
     async def answer(self) -> dict[str, Any]:
-        """Wait for the result of the function; return that, empty if it fails. To be called once."""
+        """Wait for the result of the function, and return it; empty if the function fails. Call this once."""
         if not self._pid:
             return {}
         try:
             text = await self._read()
             await self._reap()
         except BaseException:
-            # Nobody waits for the child: it may wait for this mount, and cannot die before that answers or ends.
+            # Not waited for: the child may wait for this mount, and cannot die before the mount answers or ends.
             os.kill(self._pid, signal.SIGKILL)
             _killed.add(self._pid)
             raise
         finally:
             os.close(self._receiver)
-        # If there is no line feed, the child was killed while it wrote.
+        # Without a line feed the child was killed while it wrote.
         answer: dict[str, Any] = json.loads(text) if text.endswith(b"\n") else {}
         return answer
 

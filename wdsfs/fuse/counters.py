@@ -1,7 +1,7 @@
 """Shared memory of the processes of a mount: counters of each worker, and requests at which workers have died.
 
 Plain shared memory, made before the workers are forked: nothing is lost with a worker, and no process waits for
-another. Words are written whole; if another process sees one late, a number in `wdsfs status` is a little wrong.
+another. Words are written whole. If a process sees a word late, a number in `wdsfs status` is slightly wrong.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ _WORDS = _RETIRED + 1
 # Words of the supervisor: its pid, that of the process that follows changes, and the number of replaced workers.
 _SUPERVISOR, _HELPER, _RESTARTS = range(3)
 
-# Suspects, which are requests during which a worker has died: for each the request, the deaths in a row and the
+# Suspects are requests during which a worker has died. Each has the request, the deaths in a row, and the
 # time (ns) until which it counts. The first word is their number.
 _SUSPECTS = 16
 _SUSPECT_WORDS = 3
 DEADLY = 3  # deaths in a row after which a request gets EIO
-DEADLY_NS = 60 * 10**9  # how long it gets EIO; then it is tried again
+DEADLY_NS = 60 * 10**9  # seconds for which such a request gets EIO; then it is tried again
 
 
 class Hits(NamedTuple):
@@ -54,7 +54,7 @@ class Hits(NamedTuple):
 
 
 class Board:
-    """The shared memory of a mount; `stores` are those of its remote shards."""
+    """The shared memory of a mount; `stores` are the stores of its remote shards."""
 
     def __init__(self, stores: Sequence[str] = ()) -> None:
         self.passes: PassNotes | None = None  # of a mount with a pusher
@@ -151,13 +151,13 @@ class Board:
     def blame(self, request: int, started: int | None = None) -> int:
         """Count the death of a worker at this request; return the number of such deaths since its last reply.
 
-        A worker that had been started (`started`, in ns of the monotonic clock) before the last such death does
-        not count, and 0 is returned: if somebody kills all workers at once, one after the other dies at the
-        request that is sent again, and the request is not the cause.
+        The death of a worker that was started (`started`, monotonic ns) before the last such death does not count,
+        and 0 is returned. If all workers are killed at once, they die one after the other at the request that the
+        kernel sends again, but the request is not the cause.
         """
         now = time.monotonic_ns()
         at = self._suspect(request)
-        if at is None:  # evict the one that expires first
+        if at is None:  # evict the suspect that expires first
             at = min(range(1, len(self._suspects), _SUSPECT_WORDS), key=lambda at: self._suspects[at + 2])
             self._suspects[at], self._suspects[at + 1] = request, 0
         elif started is not None and started <= self._suspects[at + 2] - DEADLY_NS:
@@ -178,7 +178,7 @@ class Board:
         return False
 
     def absolve(self, request: int) -> None:
-        """Forget the deaths at a request that was answered, unless it is refused for them."""
+        """Forget the deaths at an answered request, unless they make it refused now."""
         at = self._suspect(request)
         if at is not None and self._suspects[at + 1] < DEADLY:
             self._acquit(at)
@@ -233,7 +233,7 @@ class Slot:
     def hit(self, store: str, count: int) -> None:
         """Note a read of a remote shard that was answered from the cache."""
         at = self._stores.get(store)
-        if at is not None:  # None: the shard is in a store that a commit has added
+        if at is not None:  # None: a commit has added the store of the shard
             self._words[at] += 1
             self._words[at + 1] += count
 
@@ -242,7 +242,7 @@ class Slot:
         self._words[_OPEN_FILES] = count
 
     def wait(self, waiting: bool) -> None:
-        """Note that the worker waits for a disk or indexes a shard, or that it does so no longer."""
+        """Note that the worker begins, or ends, to wait for a disk or to index a shard."""
         self._words[_WAITING] = waiting
         self._words[_SINCE] = time.monotonic_ns()  # the watchdog counts from the end of the wait
 
@@ -272,6 +272,6 @@ class Slot:
         return self._words[_REQUEST] if self._words[_SINCE] else None
 
     def reset(self) -> None:
-        """Clear the state of a worker that is gone, but not its totals."""
+        """Clear the state of an ended worker, but not its totals."""
         for word in (_SINCE, _WAITING, _OPEN_FILES, _PID, _RETIRED):
             self._words[word] = 0

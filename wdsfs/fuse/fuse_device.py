@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 _CLONE = 0x8004E500  # FUSE_DEV_IOC_CLONE: _IOR(229, 0, uint32_t)
 SPIN_SECONDS = 50e-6
-MISSES_MAX = 16  # polls in a row without a request; then only one request in this many is polled for
+MISSES_MAX = 16  # polls in a row without a request, after which only one request in this many is polled for
 
 # Errors of a reply: the client was interrupted, or another worker has answered the request, which the kernel
 # handed out again under another number; or the mount is gone.
@@ -38,7 +38,7 @@ Handler = Callable[[Request], Reply]
 
 
 def find_device() -> int:
-    """Return the descriptor of pyfuse3's session. pyfuse3 has no call that returns it, so search for it."""
+    """Search for the descriptor of pyfuse3's session, because no call of pyfuse3 returns it."""
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
             if os.readlink(f"/proc/self/fd/{name}") == "/dev/fuse":
@@ -83,7 +83,7 @@ def answer_requests(
     wait: float | None = None,
     room: int = protocol.REQUEST_MIN,
 ) -> bool:
-    """Answer requests. Returns True when `stop` does, False when the file system has been unmounted.
+    """Answer requests. Return True when `stop` returns True, False when the file system was unmounted.
 
     `stop` is called before each request, and, when `wait` is given, after that many seconds without one.
     `after_reply` is called when the reply to a request has been sent. `spin` is how long (s) to poll for the next

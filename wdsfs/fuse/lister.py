@@ -1,9 +1,9 @@
-"""Listings of samples that the kernel keeps before a client asks for them.
+"""Lists samples ahead of a client, so that the kernel has their listings in its cache.
 
-The kernel keeps a listing that a client has read to its end, and there is no message that gives it one. So the
-lister is a client of its own mount. Its processes wait for workers, and nobody waits for them. They list for some
-milliseconds at a time, and as long as the client lives: where they may not have a detached mount, a directory that
-is open keeps the mount busy.
+The kernel caches a listing when a client has read it to its end; no message puts a listing into the cache. So the
+lister is a client of its own mount. Its processes wait for workers, and no process waits for them. They list for
+some milliseconds at a time, and only as long as the client lives. Without a detached mount an open directory keeps
+the mount busy.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Lister:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             if not os.fork():
                 try:
-                    host.end_with_parent()  # a stopped one would keep the mount, by what it has open
+                    host.end_with_parent()  # a stopped process would keep the mount alive by its open files
                     release()
                     for connection in (ours, *self._idle):
                         connection.close()
@@ -118,7 +118,7 @@ class Lister:
         return True
 
     def answer(self, descriptor: int) -> list[SampleDirectory]:
-        """Return what the process at a descriptor of `busy` has listed, and give it more to do."""
+        """Return the samples that the process at a descriptor of `busy` has listed, and give it more work."""
         connection, samples = self._at_work.pop(descriptor)
         try:
             is_done = bool(connection.recv(1))
@@ -140,7 +140,7 @@ class Lister:
             self._at_work[connection.fileno()] = connection, turn
 
     def _turn(self) -> list[SampleDirectory]:
-        """Return the next samples of one pass that its client does not reach before they are listed."""
+        """Return the next samples of one pass, from the first that can be listed before the client reaches it."""
         turn = list[SampleDirectory]()
         while self._due and len(turn) < TURN:
             step = self._due[0].inode - turn[-1].inode if turn else 1
@@ -184,7 +184,7 @@ class Lister:
 
 
 def _list(top: int, path: bytes) -> None:
-    """Read a listing to its end. Samples that cannot be listed are left to the clients."""
+    """Read a listing to its end. If this fails, leave the sample to the clients."""
     with contextlib.suppress(OSError):
         folder = os.open(path, _FOLDER, dir_fd=top)
         try:

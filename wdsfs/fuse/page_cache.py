@@ -1,7 +1,7 @@
-"""The kernel's page cache of a mount, in which the content of whole files is stored (FUSE_NOTIFY_STORE).
+"""Stores the content of whole files in the kernel's page cache of a mount (FUSE_NOTIFY_STORE).
 
-A READ in flight locks its pages, and a process that stores into them waits for it. So a process that stores must
-not answer requests. `pusher.py` decides which files are stored, and when.
+A READ in flight locks its pages, and a process that stores into these pages waits for the READ. So this process
+must not answer requests. `pusher.py` decides which files are stored, and when.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Members(NamedTuple):
         return Members(*([*column[:at], *column[at + 1 :]] for column in self))
 
     def run(self, at: int) -> int:
-        """Return the end of the files from row `at` on that are read together."""
+        """Return the end of the files that are read together, from row `at` on."""
         starts, sizes, file = self.starts, self.sizes, self.files[at]
         begin, stop = starts[at], at + 1
         while (
@@ -73,7 +73,7 @@ class Members(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """The files and bytes that the kernel has taken, the inode number of the last one, and how many it refused."""
+    """The files and bytes that the kernel has accepted, the last inode number, and the number of refused files."""
 
     files: int
     bytes: int
@@ -82,7 +82,7 @@ class Stored(NamedTuple):
 
 
 def _is_readable(file: ShardFile) -> bool:
-    """Return True for a plain shard, here or remote: ranges of others take work."""
+    """Return True for a plain shard, local or remote. Ranges of other shards are slow to read."""
     return isinstance(file.source, int) or file.remote is not None
 
 
@@ -129,7 +129,7 @@ class PageCache:
                     yield inode, content
 
     def store(self, members: Members, front: Callable[[], int]) -> Stored:
-        """Store files, but not those up to the inode number `front`, which the reader has reached meanwhile.
+        """Store files, except files up to the inode number `front`, which the reader has already reached.
 
         Ends early after UNKNOWN_MAX files that the kernel does not know. Raises StaleShard, UnreadableShard,
         Ended.

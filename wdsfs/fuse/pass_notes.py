@@ -1,8 +1,8 @@
-"""Passes in order over the files of a mount, noticed by its workers in shared memory.
+"""Notes of workers, in shared memory, about sequential passes over the files of a mount.
 
-`pusher.py` decides how to help them. A pass is a reader that goes on to a file whose inode number is a little
-higher: the files of a shard in the order of the tar, all of them or every n-th. A client that lists one sample
-after the other is a pass, too: for it, listings and samples take the place of READs and files.
+`pusher.py` decides how to serve a pass. A pass is a reader that continues with a file whose inode number is a
+little higher. It reads the files of a shard in the order of the tar, all of them or every n-th. A client that
+lists one sample after the other is a pass, too; here "file" and "READ" then mean sample and listing.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import os
 import struct
 from typing import NamedTuple
 
-STEP_MAX = 64  # inode numbers from one READ to the next, until a pass is recognised
-REACH_MAX = 256  # and later, when files between them are in the page cache
+STEP_MAX = 64  # most inode numbers from one READ to the next, until a pass is recognised
+REACH_MAX = 256  # the same later, when files between two READs are in the page cache
 FIRST = 3  # reads in a row that make a pass
-PATIENCE_MAX = 1 << 10  # and at most, after passes that were none
+PATIENCE_MAX = 1 << 10  # at most, after wrong guesses
 
 REGION_BITS = 12
 # A region is 4,096 neighbours of a shard. For each: the last inode number, the reads in a row, how many reads call
@@ -26,11 +26,11 @@ _LAST_INODE, _ROW, _DUE, _CLIENT, _WORDS = range(5)
 # Words after the regions: the patience with new passes, then the counters of pushed pages.
 _PATIENCE, _PUSHED_FILES, _PUSHED_BYTES, _PASSED_FILES, _PASSED_BYTES, _LISTED, _PUSHER, _OFF = range(8)
 
-CALL = struct.Struct("<QQ")  # the inode number that was read, and how far it is from the one before
+CALL = struct.Struct("<QQ")  # the inode number of a READ, and its distance from the READ before
 
 
 class Pushed(NamedTuple):
-    """Counts: pushed files, those of them that readers have gone past, and samples that were listed ahead."""
+    """Counts of pushed files, of pushed files that readers have passed, and of samples that were listed ahead."""
 
     files: int
     bytes: int
@@ -47,7 +47,7 @@ class PassNotes:
         self._regions, self._state = words[: _PLACES * _WORDS], words[_PLACES * _WORDS :]
         self._state[_PATIENCE] = FIRST
         self.calls, self._call = os.pipe()
-        os.set_blocking(self._call, False)  # nobody waits for the pusher
+        os.set_blocking(self._call, False)  # workers must not wait for the pusher
         os.set_blocking(self.calls, False)
 
     # --- workers
@@ -60,7 +60,7 @@ class PassNotes:
         words, at = self._regions, _place(inode)
         words[at + _CLIENT] = client
         distance = inode - words[at]
-        if -STEP_MAX < distance <= 0:  # a further part of the file, or two workers overtake each other
+        if -STEP_MAX < distance <= 0:  # another part of the same file, or two workers overtake each other
             return 0
         words[at] = inode
         row = words[at + _ROW]
@@ -71,7 +71,7 @@ class PassNotes:
         return distance if row >= words[at + _DUE] else 0
 
     def call(self, inode: int, distance: int) -> None:
-        """Call the pusher. It may be busy, or gone: then nothing is lost but speed."""
+        """Call the pusher. If it is busy or has ended, only speed is lost."""
         if not self.off:
             with contextlib.suppress(OSError):
                 os.write(self._call, CALL.pack(inode, distance))
@@ -79,7 +79,7 @@ class PassNotes:
     # --- the pusher
 
     def take(self) -> list[tuple[int, int]]:
-        """Return all calls that there are, as (inode, distance)."""
+        """Return all waiting calls as (inode, distance)."""
         try:
             return list(CALL.iter_unpack(os.read(self.calls, CALL.size * 256)))
         except BlockingIOError:
@@ -105,11 +105,11 @@ class PassNotes:
         self._regions[at + _DUE] = self._regions[at + _ROW] + min(self._regions[at + _ROW], reads)
 
     def trust(self) -> None:
-        """Recognise passes earlier, as one has gone on."""
+        """Recognise passes earlier, because a pass has continued."""
         self._state[_PATIENCE] = max(FIRST, self._state[_PATIENCE] // 2)
 
     def doubt(self) -> None:
-        """Recognise passes later, as the last guess was wrong."""
+        """Recognise passes later, because the last guess was wrong."""
         self._state[_PATIENCE] = min(PATIENCE_MAX, self._state[_PATIENCE] * 2)
 
     def stored(self, files: int, size: int) -> None:

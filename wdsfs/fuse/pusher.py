@@ -1,15 +1,16 @@
-"""The pusher of a mount: a process that puts what a pass will read and list next into the kernel's caches.
+"""The pusher of a mount: a process that fills the kernel's caches ahead of passes.
 
 It answers no request, so it may wait for the lock of a page that a READ in flight holds (FUSE_NOTIFY_STORE): two
-workers that store into each other's pages would wait for ever. When it is killed nothing is lost but speed.
+workers that store into each other's pages would wait forever. If the pusher is killed, only speed is lost.
 
-A pass is served in windows of files. One file in the middle of each is left out, the tripwire: the READ for it
-says that the reader goes on, and the next window is stored while it reads the second half. So a pass costs one
-request for each window. Windows grow as long as the reader comes to the tripwire.
+The pusher stores a pass in windows of files. It leaves out one file in the middle of each window, the tripwire.
+The READ for the tripwire shows that the reader continues, and the pusher stores the next window while the reader
+reads the second half. So a pass costs one request for each window. Windows grow as long as the reader reaches
+tripwires.
 
-Where samples are listed one after the other, windows of samples are listed in the same way (`lister.py`): the
-kernel takes content only for files that it knows, and knows those of a sample from its listing. So if a client
-also reads their files, these are stored as soon as their samples were listed.
+If a client lists one sample after the other, the lister (`lister.py`) lists windows of samples in the same way.
+The kernel accepts content only for files that it knows, and it knows the files of a sample after a listing. So if
+a client also reads the files, the pusher stores them as soon as their samples are listed.
 """
 
 from __future__ import annotations
@@ -54,10 +55,10 @@ _NOTHING_PUSHED = "nothing is pushed ahead of readers: %s"
 
 @dataclass(slots=True, eq=False)
 class Pass:
-    """A reader in order: the inode it was at, the step between its files, and the pages that are stored for it.
+    """A sequential reader: its last inode, the step between its files, and the pages that are stored for it.
 
-    Inode numbers up to `end` were stored, but for tripwires; `wire` is the next of these, 0 without one. Of a
-    client that lists samples in order they are those of samples, and were listed.
+    Files with inode numbers up to `end` are stored, except tripwires; `wire` is the next tripwire, 0 without one.
+    For a client that lists samples, read "samples" for files, and "listed" for stored.
     """
 
     last: int
@@ -65,13 +66,13 @@ class Pass:
     end: int
     wire: int = 0
     window: int = WINDOW_FIRST  # files, or samples
-    windows: int = 0  # that the reader has come to the tripwire of
-    files: int = 0  # that it has not gone past, and their bytes
+    windows: int = 0  # windows whose tripwire the reader has reached
+    files: int = 0  # files that the reader has not passed, and their bytes
     bytes: int = 0
 
 
 def _latest(calls: list[tuple[int, int]]) -> Iterable[tuple[int, int]]:
-    """Return the last call of each region: for those before it is too late, their reader has gone on."""
+    """Return the last call of each region. The reader has already passed the places of earlier calls."""
     return {inode >> REGION_BITS: (inode, distance) for inode, distance in calls}.values()
 
 
@@ -83,13 +84,13 @@ class PassTable:
 
     def __init__(self, notes: PassNotes, first: int, most: int) -> None:
         self._notes, self._first, self._most = notes, first, most
-        self._passes: list[Pass] = []  # the one that went on last is the last
+        self._passes: list[Pass] = []  # the pass with the latest call is the last
 
     def __iter__(self) -> Iterator[Pass]:
         return iter(self._passes)
 
     def come_to(self, inode: int, distance: int) -> Pass:
-        """Return the pass that has come to this file or sample, taken on; a new one if there is none.
+        """Advance the pass that has reached this file or sample, and return it; begin a new pass if there is none.
 
         `distance` is how many inode numbers it is from the one before.
         """
@@ -110,7 +111,7 @@ class PassTable:
         return going
 
     def _pass_wire(self, going: Pass) -> None:
-        """Have the next window be larger: the reader has come to the tripwire."""
+        """Make the next window larger, because the reader has reached the tripwire."""
         self._notes.passed(going.files, going.bytes)
         self._notes.trust()
         going.windows, going.wire, going.files, going.bytes = going.windows + 1, 0, 0, 0
@@ -201,7 +202,7 @@ class Pusher:
         return True
 
     def _is_listed(self, inode: int) -> bool:
-        """Return True if samples from that of this file on are listed: `_store_listed` stores their files."""
+        """Return True if samples are listed from the sample of this file on: `_store_listed` stores files."""
         if self.lister is None:
             return False
         tag, number, where = unpack(inode)
@@ -298,7 +299,7 @@ class PusherProcess(HelperProcess):
         self.passes.pusher = self.pid
 
     def reap(self) -> int | None:
-        """Collect the process if it has ended; after some failures in a row nothing is pushed any more."""
+        """Collect the process if it has ended. After some failures in a row, stop pushing."""
         code = super().reap()
         if code is not None:
             self.passes.pusher = 0
@@ -326,7 +327,7 @@ def push_ahead(mount: PushedMount, tree: LowerTree, passes: PassNotes) -> int:
 def _own_device(shared: int) -> int:
     """Return a descriptor for the pusher alone, and close the shared one; the shared one if there can be no other.
 
-    So when all other processes are killed, the kernel ends the READ for whose page the pusher may be waiting.
+    So if all other processes are killed, the kernel ends a READ even if the pusher waits for its page.
     """
     try:
         device = clone_device(shared)
@@ -339,8 +340,8 @@ def _own_device(shared: int) -> int:
 def _lister(mount: PushedMount, device: int, tree: LowerTree, passes: PassNotes) -> Lister | None:
     """Return the lister of samples ahead of clients; None where that is not possible. Raises OSError.
 
-    Without samples there is nothing to list. On the shared descriptor the lister would keep the mount alive, and
-    wait for a listing from nobody.
+    Without samples there is nothing to list. With the shared descriptor the lister would keep the mount alive, and
+    wait for a listing that no process can answer.
     """
     if mount.place is None or device == mount.device or tree.files_layout:
         return None
@@ -350,8 +351,8 @@ def _lister(mount: PushedMount, device: int, tree: LowerTree, passes: PassNotes)
 def _outlive(mount: PushedMount, device: int) -> None:
     """Refuse requests once all other processes are gone, in a thread of the pusher.
 
-    The pusher may be waiting, uninterruptibly, for a READ that none of them has received. Its descriptor would
-    keep the mount, and so that READ, for ever.
+    The pusher may wait uninterruptibly for a READ that no worker has received. The descriptor of the pusher would
+    then keep the mount, and so that READ, forever.
     """
     select.select([mount.life], [], [])
     mount.refuse(device)

@@ -1,4 +1,4 @@
-"""FUSE requests that only read (lookup, listing, read): calls of a tree, and its answers as replies.
+"""FUSE requests that only read (lookup, listing, read): calls a tree, and turns its answers into replies.
 
 There is no policy here: a tree (`tree/tree.py`) decides which names exist and how they look. Handlers leave errors
 to `Operations.answer`, which maps every exception to an errno, so that no error in a request ends the worker.
@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 TIMEOUT_SECONDS = 3600
 CHANGE_SECONDS = 1
 # While the kernel has the attributes of the mount point cached, stat of a dead mount succeeds, and a script takes
-# the mount for alive. To keep this short costs one GETATTR a second.
+# the mount for alive. A short time costs one GETATTR a second.
 ROOT_SECONDS = 1
 BLOCK_SIZE = 128 << 10  # what stat recommends for reads
 FRAGMENT = 512  # bytes; the unit of `df` and of stat's blocks
@@ -81,11 +81,10 @@ class HiddenHandlers(Protocol):
 
 
 class Operations(ABC, Generic[TreeKind]):
-    """Answers the requests that read, from a tree of one kind; a subclass decides how its files are read.
+    """Answers the requests that read, from a tree of one kind. A subclass decides how it reads files.
 
-    Made before the workers are forked; each worker then calls `attach`. `crowded` is called when this worker is
-    about to wait for a disk. `change_seconds` is how long the kernel may cache names that lead to a shard that may
-    change.
+    An instance is made before the workers are forked; each worker then calls `attach`, and `crowded` before it
+    waits for a disk. `change_seconds` is how long the kernel may cache names that lead to a shard that may change.
     """
 
     tree: TreeKind
@@ -218,7 +217,7 @@ class Operations(ABC, Generic[TreeKind]):
             self.slot.wait(False)
 
     def _wait_begins(self) -> None:
-        """Note, as `slowly` does, that the request waits for a server or a process; until the request ends."""
+        """Note, like `slowly`, that the request waits for a server or a process, until the request ends."""
         if not self.slot.waiting:
             self.slot.wait(True)
             self._crowded()
@@ -285,7 +284,7 @@ class Operations(ABC, Generic[TreeKind]):
     # --- directories and files
 
     def opendir(self, request: Request) -> Reply:
-        """Let the kernel cache listings; of a merged tree those of samples only: other directories change."""
+        """Let the kernel cache listings; in a merged tree only of samples, because other directories change."""
         return protocol.opendir_reply(caches=kind_of(request.node) == SAMPLE) if self.tree.merged else errno.ENOSYS
 
     def _run(self, inode: int, after: int, room: int) -> bytes | None:
@@ -316,7 +315,7 @@ class Operations(ABC, Generic[TreeKind]):
         looked_up: Callable[[int], None] | None = None,
         rest: Callable[[int, int, int], bytes | None] = lambda inode, after, room: None,
     ) -> bytes:
-        """Return the lines that there is room for. `rest` makes all lines after a cursor at once, if it can."""
+        """Return as many lines as fit. `rest` makes all lines after a cursor at once, if it can."""
         inode = request.node
         after, room = protocol.read_of(request.body)
         lines: list[bytes] = []
@@ -431,7 +430,7 @@ def _fitting(value: bytes, room: int) -> bytes | int:
 
 
 def _nothing(request: Request) -> None:
-    """Send no reply: these requests expect none. There is no state for an inode, so FORGET has nothing to do."""
+    """Send no reply, because these requests expect none. An inode has no state here, so FORGET has no work."""
 
 
 def _done(request: Request) -> bytes:

@@ -11,9 +11,8 @@ A worker that waits for a disk notes that on the board. When all workers wait, t
 which exit when they are not needed any more. The watchdog replaces a worker that works at one request for long
 without waiting for a disk. A request at which several workers in a row die gets EIO for a while
 (`fuse/counters.py`). If workers die before they reach any request, all requests get EIO, from a worker that opens
-nothing. "In a row" means that each worker was started after the death of the one before. For when somebody kills
-all workers at once, a request that is sent again reaches one after the other, and is not the cause of their
-deaths.
+nothing. "In a row" means that each worker was started after the previous death. If all workers are killed at
+once, the request that is sent again reaches one dying worker after the other, but it does not cause their deaths.
 """
 
 from __future__ import annotations
@@ -261,10 +260,10 @@ class Supervisor:
     async def exchange(
         self, make_tree: Callable[[], MountedTree], follow: Callable[[Supervisor], None] | None
     ) -> bool:
-        """Replace all workers by ones that open another set; return True if none of the old ones is left.
+        """Replace all workers by workers that open another set; return True if no old worker is left.
 
         Every request that is received after this is answered from the new set. A worker that waits for a disk
-        first finishes its request: that may be long work which its successor would have to do again. A killed
+        first finishes its request, because its successor would have to repeat the work. A killed
         worker that cannot end (it sleeps uninterruptibly, say on a hard NFS mount) is not waited for without end.
         """
         self.make_tree, self.follow = make_tree, follow
@@ -439,7 +438,7 @@ class Supervisor:
         self._top_up()
 
     def _keep_fetcher(self) -> None:
-        """Start a fetcher where one is needed and there is none. A new one has requests sent again by itself."""
+        """Start a fetcher if the mount needs one and none runs. A new fetcher has the requests sent again."""
         if self.fetcher is None or self._ended:
             return
         try:

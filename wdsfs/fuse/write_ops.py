@@ -1,6 +1,6 @@
 """FUSE requests that change something (create, write, rename), besides the requests that `read_ops.py` answers.
 
-No policy here either: what a change means is decided in `overlay/writable_tree.py`. One worker serves a writable
+No policy is here either: `overlay/writable_tree.py` decides what a change means. One worker serves a writable
 mount. The tree's journal learns which requests the kernel has sent again after the death of a worker: such a
 request may have been carried out already.
 """
@@ -40,7 +40,7 @@ FLAGS = READ_FLAGS | protocol.HANDLE_KILLPRIV_V2
 
 # Requests that the kernel may send before the ones that it sends again.
 _OUT_OF_TURN = (protocol.FORGET, protocol.BATCH_FORGET, protocol.INTERRUPT)
-# Errors of the upper that are the caller's, and no fault of the mount that its owner should know about.
+# Errors of the upper that the caller caused. They are no fault of the mount, so its owner need not know.
 _CALLERS_ERRORS = frozenset(
     (
         *(errno.EFBIG, errno.EINVAL, errno.EPERM, errno.EACCES, errno.EEXIST),
@@ -106,7 +106,7 @@ class WritableOperations(Operations[WritableTree]):
         return super().answer(request)
 
     def after_reply(self) -> None:
-        """Clear the journal: the change that it has is done, and its requester knows that."""
+        """Clear the journal: its change is done, and the requester has the reply."""
         if not self.refusing:
             self.tree.journal.clear()
 

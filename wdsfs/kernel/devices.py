@@ -1,8 +1,9 @@
 """The open files of a kernel mount (image and shards), watched for writers by leases or by times.
 
-With a read lease (fcntl(2), F_SETLEASE) a program that opens a file for writing, or truncates it, waits until the
-lease is given up. The times of a file are compared where its file system has no leases. They are also compared
-where it shows files of another file system (an overlay, FUSE), in which a program can write past any lease.
+With a read lease (fcntl(2), F_SETLEASE), a program that opens a file for writing, or truncates it, waits until the
+lease is released. If the file system of a file has no leases, this module compares the times of the file. It also
+compares them if the file system shows files of another one (an overlay, FUSE), because a program can write there
+without regard to leases.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ from wdsfs.kernel import erofs_mount
 from wdsfs.kernel.erofs_mount import FileSystem
 from wdsfs.kernel.manifest import Device, Manifest
 
-SUPERBLOCKS = Path("/sys/fs/erofs")  # a directory for each superblock, as long as somebody uses it
+SUPERBLOCKS = Path("/sys/fs/erofs")  # a directory for each superblock in use
 _OWN_FILES = 64  # descriptors besides those of shards
 
 
 class OpenDevice(NamedTuple):
-    """A shard of an image, or the image: its path, and the descriptor of the file that the kernel reads."""
+    """A shard of an image, or the image itself: its path, and the descriptor of the file that the kernel reads."""
 
     path: bytes
     fd: int
@@ -39,8 +40,8 @@ class OpenDevice(NamedTuple):
 def open_image(path: str) -> OpenDevice:
     """Open an image that other users can neither write nor replace; the caller closes it. Raises MountError.
 
-    Semantics decision: the kernel believes what an image says, and an image says which files of this machine are
-    shown. A user who has typed `sudo` is trusted with that, for it could be done in any case.
+    Semantics decision: the kernel trusts an image, and an image names the files of this machine that are shown.
+    A user who has typed `sudo` is trusted with this, because root can read these files in any case.
     """
     try:
         trust.content(path, trust.behind_sudo())
@@ -66,8 +67,8 @@ def check_image(image: OpenDevice) -> None:
 def open_devices(manifest: Manifest, base: str, trusting: bool) -> list[OpenDevice]:
     """Open the shards of an image, relative paths below `base`; the caller closes them.
 
-    A shard has to have the size and the time that it had. `trusting`: the size alone, for copies that have got
-    other times. Raises MissingShard, UnreadableShard, StaleShard, MountError.
+    A shard must have the size and the time in the image. `trusting`: only the size, for copies with other times.
+    Raises MissingShard, UnreadableShard, StaleShard, MountError.
     """
     devices: list[OpenDevice] = []
     try:
@@ -108,7 +109,7 @@ def _is_same(status: os.stat_result, device: Device, trusting: bool) -> bool:
 def was_written(path: str, device: Device, trusting: bool) -> bool:
     """Return True if the shard at this path has changed since the image was made.
 
-    A removed shard has not: the kernel still has its file.
+    A removed shard has not changed, because the kernel still has its file.
     """
     try:
         return not _is_same(os.stat(path), device, trusting)
@@ -173,7 +174,7 @@ def superblocks() -> set[str]:
 
 @dataclass(slots=True)
 class _Watched:
-    """An open file whose times are compared, also in spite of a lease; `before` are those at the last look."""
+    """An open file whose times are compared, even with a lease; `before` are the times at the last look."""
 
     device: OpenDevice
     before: os.stat_result
@@ -181,7 +182,7 @@ class _Watched:
     was_written: bool = False
 
     def is_written(self) -> bool:
-        """Return True if somebody has written it, as far as its times tell, or if it cannot be looked at any more.
+        """Return True if, by its times, a program has written the file, or if its times cannot be read any more.
 
         Another mode, owner or number of names (by `chmod`, or as the file was replaced or removed) explains a
         change of the ctime. A write changes the mtime, and a program that sets the mtime back changes nothing
@@ -205,7 +206,7 @@ def _mode_and_owner(status: os.stat_result) -> tuple[int, int, int, int]:
 
 
 class HeldShards:
-    """An image, which belongs to it now, and its shards. `mounted` is the mount of these in the kernel's list.
+    """An image and its shards, all of which this object closes. `mounted` is their mount in the kernel's list.
 
     `superblocks` are the names that the superblock of the mount may have: for a process without inotify, and for
     the next guard.
@@ -247,7 +248,7 @@ class HeldShards:
 
     @property
     def is_watching(self) -> bool:
-        """True if times have to be compared."""
+        """True if the times of files must be compared."""
         return bool(self._watched)
 
     def watched(self, *, has_lease: bool) -> list[str]:
@@ -255,13 +256,13 @@ class HeldShards:
         return [os.fsdecode(file.device.path) for file in self._watched if file.has_lease == has_lease]
 
     def changing(self) -> list[str]:
-        """Return the files that somebody is about to write, or has written."""
+        """Return the files that a program is about to write, or has written."""
         changing = [file for file in self.leased if fcntl.fcntl(file.fd, fcntl.F_GETLEASE) != fcntl.F_RDLCK]
         changing += [file.device for file in self._watched if file.is_written()]
         return [os.fsdecode(device.path) for device in changing]
 
     def watch_mount(self, mountpoint: str) -> None:
-        """Notice the end of the mount of these shards, which is at this path now."""
+        """Watch for the end of the mount of these shards, which is at this path now."""
         self.mounted = erofs_mount.filesystem_at(mountpoint)
         try:
             self.ending = mount_table.end_of_use(mountpoint)
@@ -287,7 +288,7 @@ class HeldShards:
             self.ending = None
 
     def end(self) -> None:
-        """Detach the mount at all places where it is mounted; files that are open stay open."""
+        """Detach the mount at all its places; open files stay open."""
         if self.mounted is not None:
             erofs_mount.detach_everywhere(self.mounted)
 

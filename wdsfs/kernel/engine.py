@@ -1,8 +1,8 @@
-"""The engine of the kernel, as the rest of wdsfs calls it: checks if it can serve, mounts, makes and finds images.
+"""The kernel's engine for the rest of wdsfs: checks what the kernel can serve, mounts, makes and finds images.
 
 `mount/engines.py` has the interface. `mount --engine` asks whether the kernel can serve a set, `wdsfs doctor`
 whether the machine can: EROFS, root, leases on shards, shards that are files of this machine. These checks change
-nothing, and no finding is a failure, since there is FUSE. What the process of a mount does is in `guard.py`.
+nothing, and no finding is a failure, because FUSE can serve instead. `guard.py` has the process of a mount.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ log = logging.getLogger("wdsfs")
 
 FILE_SYSTEMS = Path("/proc/filesystems")  # that the kernel has loaded
 
-# Options of `-o` that need nothing: they hold for every mount of an image.
+# Options of `-o` without an effect, because they hold for every mount of an image.
 _HOLD_ANYWAY = frozenset(
     (
         *("ro", "allow_other", "allow_root", "default_permissions", "nodev", "nosuid", "exec"),
@@ -66,7 +66,7 @@ _NAMES = ("fsname=", "subtype=")  # for the mount table, in which the image is t
 
 
 def mount_image(mount: MountOptions) -> int:
-    """Mount the image that is named; return an exit code. Raises UsageError, MountError."""
+    """Mount the named image; return an exit code. Raises UsageError, MountError."""
     image, base, options = os.path.abspath(mount.specs[0]), mount.selection.base, mount.dash_o
     if base is not None and "://" in base:
         raise UsageError(f"--base {base}: the shards of an image are files; name their directory")
@@ -76,9 +76,9 @@ def mount_image(mount: MountOptions) -> int:
 
 
 def mount_set(mount: MountOptions, shards: Sequence[Shard]) -> int:
-    """Make the image of a set, unless it is there, mount it, and give hints; return an exit code.
+    """Make the image of a set, unless it exists, mount it, and give hints; return an exit code.
 
-    With the engine AUTO, CannotServe is raised also if the kernel refuses the mount. Raises CannotServe,
+    With the engine AUTO this also raises CannotServe if the kernel refuses the mount. Raises CannotServe,
     WdsfsError.
     """
     is_choice, foreground = mount.serving.engine == AUTO, mount.serving.foreground
@@ -135,7 +135,7 @@ def _image_of(mount: MountOptions, shards: Sequence[Shard], advice: list[str]) -
 
 
 def _run(mount: MountOptions, image: str, base: str) -> int:
-    DOOR.close()  # the guard asks no store, and is not to keep the fetcher
+    DOOR.close()  # the guard asks no store, and must not keep the fetcher alive
     serving = mount.serving
     options = ImageMount(
         *(image, mount.mountpoint, base, mount.specs, mount.dash_o, serving.trust_shards, mount.removes_mountpoint)
@@ -144,7 +144,7 @@ def _run(mount: MountOptions, image: str, base: str) -> int:
 
 
 def run(mount: ImageMount, foreground: bool) -> int:
-    """Mount an image; returns an exit code when that is done, in the foreground when the mount has ended.
+    """Mount an image. Return an exit code after the mount, or, in the foreground, when the mount has ended.
 
     Raises UsageError.
     """
@@ -184,7 +184,7 @@ def write_image(
     base: str | None,
     owner: Owner,
 ) -> tuple[Built, list[str]]:
-    """Write the image of the set that these words name; return what it has, and the paths of its shards.
+    """Write the image of the set that these words name; return its counts, and the paths of its shards.
 
     Paths below `base` (its own directory) are relative to that in the image. Raises UsageError, ImageError, and
     what `open_typed_set` raises.
@@ -224,7 +224,7 @@ def is_mount(mounted: MountPoint) -> bool:
 def find_mount(mounted: MountPoint) -> KernelMount | None:
     """Return the mount of an image that the kernel lists here; None for any other mount.
 
-    It may be one whose image was removed.
+    The image may have been removed since.
     """
     from wdsfs.kernel.live_kernel import KernelMount  # late: the process of a mount needs none of it
 
@@ -255,7 +255,7 @@ def obstacle(shards: Sequence[Shard], trusting: bool) -> str | None:
 
 
 def _not_plain(path: bytes) -> str | None:
-    """Return why the kernel cannot read a shard, as far as its name tells; the maker of the image knows more."""
+    """Return why the kernel cannot read a shard, judged by its name. Making the image finds other reasons."""
     if is_remote(path):
         return f"{os.fsdecode(path)} is remote, and the kernel reads files of this machine only"
     if suffix_of(path) not in (b"", b".tar"):
@@ -272,7 +272,7 @@ def _on_network(shards: Sequence[Shard]) -> str | None:
 
 
 def _obstacle_now(shards: Sequence[Shard]) -> str | None:
-    """Return why no guard can hold these shards now, such as a program that writes one. Raises ShardErrors."""
+    """Return why no guard can hold these shards now, such as a program that writes a shard. Raises ShardErrors."""
     return next(filter(None, (_cannot_be_held(shard.path) for shard in shards)), None)
 
 

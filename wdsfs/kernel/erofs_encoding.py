@@ -1,12 +1,12 @@
 """Encodes tables of objects and names as EROFS bytes: inodes, directories, stored content, and their places.
 
-All work is on whole columns. A directory is blocks of names in order, each block with its entries (12 bytes each)
-in front of their names. A directory that fits into the block of its inode lies there, inline; so does short
-content. These cross no block, so some files may lie in front of their directory.
+All work is on whole columns. A directory is a list of blocks. A block has entries (12 bytes each), then the names
+of these entries, all in order. If a directory or a content fits into the block of its inode, it lies there,
+inline. An inline part crosses no block, so some files may lie before their directory.
 
 *Objects* are directories, files and symbolic links, numbered in the order in which they lie in the image.
-*Entries* are names in directories. A *reference* to an object is its number, or `placed(nid)` for one that lies in
-the image already.
+*Entries* are names in directories. A *reference* to an object is its number, or `placed(nid)` for an object that
+is in the image already.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ _DOTS = np.frombuffer(b"..", np.uint8)
 
 
 def placed(nid: Reference) -> Reference:
-    """Return the reference to an object whose inode number in the image is known; or those to several."""
+    """Return the reference to an object (or several) whose inode number in the image is known."""
     return ~nid
 
 
 def resolved(references: Ints, nids: Ints) -> Ints:
-    """Return the inode numbers that references stand for; `nids` are those of the objects."""
+    """Return the inode numbers of references; `nids` are the inode numbers of the objects."""
     return np.where(references < 0, ~references, nids[np.maximum(references, 0)])
 
 
@@ -129,7 +129,8 @@ class Outside(NamedTuple):
 class Times:
     """The times that a compact inode can have.
 
-    Before Linux 6.15 only one, that of the super block; since then any whole second from that on.
+    Before Linux 6.15 this is only the time of the super block. Since then it is any whole second from that time
+    on.
     """
 
     def __init__(self, common_ns: int, since: tuple[int, int]) -> None:
@@ -149,7 +150,7 @@ def blocks_of_all(sizes: Ints) -> Ints:
 
 
 def chunk_bits(sizes: Ints) -> Ints:
-    """Return, for files of one chunk, how many times a block has to be doubled to cover the file."""
+    """Return, for files of one chunk, the number of doublings of a block that cover the file."""
     blocks = np.maximum(blocks_of_all(sizes), 1)
     return np.frexp((blocks - 1).astype(np.float64))[1].astype(np.int64)
 
@@ -186,7 +187,7 @@ class Inodes:
         self.seconds, self.nanoseconds = np.divmod(table.mtime_ns, 10**9)
 
     def compact(self, epoch: int) -> Words:
-        """Return the short ones, eight words each, with times that count from `epoch` (seconds)."""
+        """Return the short inodes, eight words each, with times that count from `epoch` (seconds)."""
         at = ~self.extended
         words = np.zeros((int(at.sum()), erofs_header.COMPACT_SIZE // 4), np.uint32)
         words[:, 0] = self.format[at]
@@ -199,7 +200,7 @@ class Inodes:
         return words
 
     def long(self) -> Words:
-        """Return the long ones, sixteen words each."""
+        """Return the long inodes, sixteen words each."""
         at = self.extended
         words = np.zeros((int(at.sum()), erofs_header.EXTENDED_SIZE // 4), np.uint32)
         words[:, 0] = self.format[at]
@@ -328,9 +329,10 @@ class _Plan:
 def first_slots(slots: Ints, whole: Marks) -> Ints:
     """Return the first slots of consecutive objects with these counts of slots. `whole` objects cross no block.
 
-    Before a whole object that would cross the end of a block, as many of the next objects go as fill the block:
-    before a directory, some of its files. Where these do not fill it, a gap is left. All of it in columns, for the
-    objects of a shard at once; the tests have it for one object after the other, which is easier to read.
+    If a whole object would cross the end of a block, the next objects are placed before it until the block is full
+    (for a directory, some of its files). If they do not fill the block, a gap is left. The work is in columns, for
+    all objects of a shard at once. The tests have the same for one object after the other, which is easier to
+    read.
     """
     row = _Row(slots, whole)
     first, gaps = row.arranged()
@@ -353,7 +355,7 @@ class _Row:
         self._by_phase: dict[int, tuple[Ints, list[int]]] = {}
 
     def arranged(self) -> tuple[Ints, Ints]:
-        """Return for each whole object how many of the next go first, and for each object the gap before it."""
+        """Return for each whole object the number of following objects that are placed before it, and all gaps."""
         first, gaps = np.zeros(len(self.at), np.int64), np.zeros(len(self.ends), np.int64)
         done = padding = 0
         while done < len(self.at):  # a round for each gap, as this shifts all that follow
@@ -372,7 +374,7 @@ class _Row:
         return first, gaps
 
     def _going_first(self, phase: int) -> tuple[Ints, list[int]]:
-        """Return for each whole object how many go first if all lie `phase` slots later; and those with a gap."""
+        """Return the same numbers if all objects lie `phase` slots later, and the objects with a gap."""
         at, ends, count = self.at, self.ends, self._count
         within = (ends[at] - count + phase) % SLOTS_PER_BLOCK
         counts = np.where(within + count > SLOTS_PER_BLOCK, -1, 0)
@@ -417,7 +419,7 @@ def _sorting(names: Texts, holder: Ints, objects: int) -> Ints:
     """Return the order of entries by directory, which is one of `objects` objects, then by name."""
     longest = np.zeros(objects, np.int64)
     np.maximum.at(longest, holder, names.lengths)
-    words = -(-longest[holder] // 8)  # all names of a directory are compared by as many
+    words = -(-longest[holder] // 8)  # all names of a directory are compared by the same number of words
     sorting = np.empty(len(holder), np.int64)
     first = np.concatenate([[0], np.cumsum(np.bincount(holder, minlength=objects))])
     for count in np.unique(words).tolist():

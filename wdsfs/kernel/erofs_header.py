@@ -1,6 +1,6 @@
 """The header of an EROFS image: super block, device table, and the numbers of the format.
 
-Without NumPy, for a mount imports this; inodes and directories are encoded by columns (`erofs_encoding.py`).
+This module does without NumPy, because a mount imports it. `erofs_encoding.py` encodes inodes and directories.
 
 Images use blocks of 512 bytes, as tars do, so that a member begins at a block of its shard. Everything is
 little-endian. The kernel's documentation describes the format (filesystems/erofs.rst, erofs_fs.h).
@@ -23,14 +23,14 @@ SUPER_OFFSET, SUPER_SIZE, DEVICE_SIZE = 1024, 128, 128
 TABLE_OFFSET = SUPER_OFFSET + SUPER_SIZE  # of the device table
 SUPER_MAGIC = 0xE0F5E1E2
 VOLUME = b"wdsfs"
-OLDEST_KERNEL = (5, 16)  # the first that mounts an image over several devices
-OWN_TIMES_KERNEL = (6, 15)  # the first whose compact inodes have times of their own
+OLDEST_KERNEL = (5, 16)  # the first Linux that mounts an image over several devices
+OWN_TIMES_KERNEL = (6, 15)  # the first Linux whose compact inodes have separate times
 DEVICES_MAX = (1 << 16) - 2
 BLOCKS_MAX = (1 << 32) - 1  # of one device, and of the image: 2 TiB
 NO_BLOCK = (1 << 32) - 1  # as the address of a chunk: a hole
 CHUNK_BITS_MAX = 31
 
-# Count it up with every change of the bytes that are written for the same records: it is in the keys of images.
+# The version of the written bytes, a part of the keys of images. Count it up if the same records give other bytes.
 LAYOUT = 5
 COMPACT_SIZE, EXTENDED_SIZE, CHUNK_SIZE, DIRENT_SIZE = 32, 64, 8, 12
 PLAIN, INLINE, CHUNKS = 0, 2, 4  # where the content of an inode is

@@ -13,14 +13,14 @@ The guard ignores a shard that is replaced by another file, or removed: the kern
 | a program opens a shard for writing | unmount, wait for these programs, end | wait for these programs, end |
 | SIGTERM, SIGINT or SIGHUP | unmount, wait for these programs, end | wait for these programs, end |
 | another such signal | end at once | end at once |
-| somebody unmounts it | go on, as long as files are open | |
+| a user unmounts it | continue, as long as files are open | |
 | the last file is closed | | end |
 
 The wait for programs ends before the kernel would break a lease by force. When the guard ends, it releases the
 leases.
 
-The kernel serves the mount. The one process that stays, the guard, serves nothing: when it dies the mount goes on,
-unguarded. The next guard adopts such a mount, or ends it if it cannot be trusted.
+The kernel serves the mount. The guard is the one process that stays, and serves nothing. If it dies, the mount
+continues unguarded. The next guard adopts such a mount, or ends it if the mount cannot be trusted.
 
 The guard is single-threaded and stateless: a signal only wakes the loop, which checks everything again. No command
 talks to it: commands read its registration (`mount_registry.py`).
@@ -55,7 +55,7 @@ log = logging.getLogger(__name__)
 
 CHECK_SECONDS = 1.0  # how often shards without a lease are looked at, and a mount that is detached but in use
 SPARE_SECONDS = 5.0  # before the kernel would break a lease by force; of a short time a quarter
-USUAL_SECONDS = 45.0  # that the kernel has a writer wait
+USUAL_SECONDS = 45.0  # seconds for which the kernel makes a writer wait
 BREAK_TIME = Path("/proc/sys/fs/lease-break-time")
 _STEP_SECONDS = 0.02
 _ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -84,12 +84,12 @@ class Guarded(mount_registry.Registration):
     trusting: bool
 
     def is_of(self, mount: MountPoint) -> bool:
-        """Return True if this is the mount that it guards, or has guarded; the image may have been removed."""
+        """Return True if this guard guards, or has guarded, this mount. The image may have been removed."""
         is_there = os.fsdecode(mount.path) == self.mountpoint and mount.fstype in ("erofs", "overlay")
         return is_there and (mount.device == self.device or mount.source == os.fsencode(self.image))
 
     def replaced(self) -> list[str]:
-        """Return the paths of shards that were replaced or removed."""
+        """Return the paths of replaced and removed shards."""
         return [path for path, inode in zip(self.paths, self.inodes, strict=True) if not _is_the_same(path, inode)]
 
 
@@ -190,7 +190,7 @@ def mount_and_guard(
     `check` raises MountError for a mount point that cannot be used. `leave` and `ready` are as in
     `mount/daemon.fork`. Raises MountError, and what `open_devices` raises.
     """
-    host.runtime_dir()  # its errors have to show before the mount
+    host.runtime_dir()  # its errors must come before the mount
     guard = Guard(mount, HeldShards(devices.open_image(mount.image)), check, log_file)
     try:
         guard.begin(attributes)
@@ -246,7 +246,7 @@ class Guard:
         if not options.trusting:
             _refuse_network([*held.devices, held.image])
         self.take()
-        devices.check_devices(held.devices, about, options.trusting)  # from now on nobody can write unnoticed
+        devices.check_devices(held.devices, about, options.trusting)  # from now on no program can write unnoticed
         if current is not None:
             self._adopt(current.known)
         else:
@@ -291,7 +291,7 @@ class Guard:
         """
         held = self._held
         image, fds = os.fsdecode(held.image.path), [device.fd for device in held.devices]
-        # Other guards wait: the kernel does not say which superblock is whose.
+        # Other guards wait here, because the kernel does not tell which superblock belongs to which mount.
         with host.locked(host.runtime_dir() / "superblocks.lock"):
             self._check(())  # another mount may have been made there since the last check
             before = superblocks()
@@ -389,7 +389,7 @@ class Guard:
         )
 
     def run(self) -> None:
-        """Serve until the mount has ended, by others or because a shard is about to change."""
+        """Guard until the mount has ended: a user unmounts it, or a shard is about to change."""
         with open(mount_table.MOUNTINFO, "rb") as table:
             while self._is_mounted() or self._held.is_used():
                 self._sleep(table.fileno())
@@ -416,7 +416,8 @@ class Guard:
     def _end(self, changing: Sequence[str]) -> None:
         """End the mount, and wait for its users as long as a writer of files that are `changing` can wait.
 
-        Without one a signal ends the mount: nobody is to write into shards of which files are still open.
+        Without a writer, a signal ends the mount. No program may write into shards while their files are still
+        open.
         """
         if changing:
             log.warning(
@@ -444,7 +445,7 @@ class Guard:
             )
 
     def _wait_for_users(self) -> bool:
-        """Wait until nobody uses the mount; False if somebody does for longer than a writer can wait."""
+        """Wait until no program uses the mount; return False if one uses it for longer than a writer can wait."""
         deadline = time.monotonic() + writer_seconds()
         while self._held.is_used():
             if time.monotonic() > deadline or self._end_signals > 1:
@@ -456,7 +457,7 @@ class Guard:
 def writer_seconds() -> float:
     """Return how long a writer waits for readers: less than the kernel makes it wait for a lease."""
     try:
-        seconds = float(BREAK_TIME.read_text()) or USUAL_SECONDS  # 0: for ever
+        seconds = float(BREAK_TIME.read_text()) or USUAL_SECONDS  # 0: forever
     except (OSError, ValueError):
         seconds = USUAL_SECONDS
     return max(seconds - SPARE_SECONDS, seconds * 3 / 4)

@@ -1,11 +1,11 @@
-"""Makes an image of a tree: a file of names and pointers, whose data are the shards themselves.
+"""Makes an image of a tree: a file of names, and of pointers into the shards, which have the data.
 
 The same shards and options give the same bytes by the same version of wdsfs, on any machine: nothing in an image
 depends on when, where or by whom it was made.
 
-The tables of a shard (`shard_table.py`) are written one behind the other. A directory with names of several
-shards, or of several tables, stays open until all its names are known. Its inode is reserved before, because its
-children name it. In memory are the tables of one shard, and the names of open directories.
+The tables of each shard (`shard_table.py`) are written one after the other. A directory with names of several
+shards, or of several tables, stays open until all its names are known. Its inode is reserved first, because its
+children refer to this inode. Only the tables of one shard, and the names of open directories, are in memory.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def write_image(tree: LowerTree, fd: int, options: ImageOptions, on_shard: OnSha
     missing = None
     if any(True for below in (*tree.lower.sources, tree.lower) for _ in below.damaged()):
         if erofs_header.missing_device(len(sources)) is None:
-            sources.append(sources[-1])  # one number more, so that one is left without a device
+            sources.append(sources[-1])  # one number more, so that one number stays without a device
         missing = erofs_header.missing_device(len(sources))
     table = erofs_header.device_table([(os.path.basename(path)[:63], known.size) for path, known in sources])
     shown = _set(tree.lower, options)
@@ -134,7 +134,7 @@ def _set(lower: ShardSet, options: ImageOptions) -> ImageSet:
 
 
 def _look_beside(path: bytes) -> Fingerprint:
-    """Return the fingerprint of a label file; GONE if it is not there, or empty, as SQLite may leave one."""
+    """Return the fingerprint of a label file; GONE if it is missing, or empty (SQLite may leave an empty file)."""
     try:
         fingerprint = DOOR.look(path)
     except MissingShard:
@@ -249,7 +249,7 @@ class ImageFile:
 
 
 class OpenDirectories:
-    """Directories of `image` that are not written yet, by any keys."""
+    """Directories of `image` that are not written yet, by keys that the caller chooses."""
 
     def __init__(self, image: ImageFile) -> None:
         self._image = image
@@ -320,7 +320,7 @@ class OpenDirectories:
 
 
 def put_tree(tree: LowerTree, image: ImageFile, places: ContentPlaces, on_shard: Callable[[], None]) -> int:
-    """Put a tree into an image; returns the inode number of its top. `on_shard` is called after each shard.
+    """Put a tree into an image; return the inode number of its top. `on_shard` is called after each shard.
 
     Raises ImageError, ShardErrors, OSError.
     """

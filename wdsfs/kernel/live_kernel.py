@@ -1,9 +1,9 @@
-"""A live mount by the kernel: its image tells the set and options, the registration of its guard the shards.
+"""A live mount by the kernel: the image has the set and options, the registration of the guard has the shards.
 
-The kernel goes on with the old file of a shard that was replaced, and labels are in the image. Opening the set by
-its paths refuses each file that was replaced since, so that nobody mistakes the new file for the mounted one.
+If a shard is replaced, the kernel continues with the old file; labels are in the image. A command that opens the
+set by its paths gets an error for each replaced file, so that it does not read the new file for the mounted one.
 
-The guard may be gone, or there was none (mount(8)): then only the image is asked. An earlier release mounted
+The guard may have died, or never existed (mount(8)): then the image is the only source. An earlier release mounted
 overlays by the kernel, too: `status` shows such a mount and `umount` ends it; other commands refuse it.
 """
 
@@ -37,7 +37,7 @@ SERVED = "served by the kernel"  # the state of a mount without a daemon
 class ShownImage:
     """An image that is mounted: its manifest, and the registration of its guard, alive or not, if there is one.
 
-    `paths` are those of all shards, if known as they were opened for this mount; relative paths are below `base`.
+    `paths` are the paths of all shards as opened for this mount, if known; relative paths are below `base`.
     """
 
     mountpoint: str
@@ -56,7 +56,7 @@ class ShownImage:
 
     @property
     def directory(self) -> str:
-        """The directory that relative paths in the options of the view are of."""
+        """The directory in which relative paths of the view options begin."""
         return os.path.normpath(os.path.join(self.base, self.about.set.directory))
 
 
@@ -91,7 +91,7 @@ def shown_at(mountpoint: str) -> ShownImage | None:
 
 
 class ShownAccess(Access):
-    """Reaches the shards and label files of a mounted image, as long as they are what the mount shows."""
+    """Opens the shards and label files of a mounted image, unless they have changed since the mount."""
 
     def __init__(self, shown: ShownImage) -> None:
         self._mountpoint = shown.mountpoint
@@ -274,7 +274,7 @@ class KernelMount(LiveMount):
     # --- ending
 
     def _wait_for_process(self, registration: Registration, seconds: float, device: int) -> None:
-        """Wait for the guard, which ends as soon as nothing of the mount is used. Raises MountError."""
+        """Wait for the end of the guard, that is, until no program uses the mount. Raises MountError."""
         deadline = time.monotonic() + seconds
         while registration.alive:
             if time.monotonic() > deadline:

@@ -25,7 +25,7 @@ IMAGE = Format("an image", (3,), "make it again with `wdsfs image`, or use the w
 _FOOTER = struct.Struct("<QI4x8s")
 _FOOTER_MAGIC = b"wdsfs-i\n"
 _SIZE_MAX = 1 << 28  # bytes of JSON; a million shards take a hundred megabytes
-# Why an image of an earlier release is refused whose devices are copies of shards in the cache.
+# The reason for refusing an image of an earlier release whose devices are copies of shards in the cache.
 _OF_COPIES = (
     "is over copies of compressed or remote shards, which FUSE serves now; unmount it, and mount the shards "
     "themselves: wdsfs mount SHARDS... MOUNTPOINT"
@@ -36,10 +36,10 @@ _SHOWN_SINCE = (6, 12)  # kernels whose statfs shows the identity of an image
 class ImageOptions(NamedTuple):
     """The options of an image.
 
-    `owner` has owner and umask of everything in it. Paths of shards below `base` are relative to it (None: all are
-    absolute). `since` is the oldest kernel that it is for. `composition` is the text of the options of a view;
-    relative paths in it are of `directory`. Nobody but the owner can enter a `private` image. `key` is that of an
-    image in the cache, which also tells apart files of the same size and time.
+    `owner` has owner and umask of all files of the image. Paths of shards below `base` are relative to `base`
+    (None: all are absolute). `since` is the oldest kernel that can mount the image. `composition` is the text of
+    the options of a view. Relative paths in it begin in `directory`. Only the owner can enter a `private` image.
+    `key` is the key of an image in the cache, and distinguishes files of the same size and time.
     """
 
     owner: Owner
@@ -66,11 +66,11 @@ class Device(NamedTuple):
 
 
 class ImageSet(NamedTuple):
-    """The set that an image was made of, for programs that open it by the index.
+    """The set of an image, for programs that open the set by the index.
 
     `shards` are the names of the shards at the top of the tree, which are the first devices, in this order.
-    `without` are the keys of the samples that are left out, by these names. `reading` is how all are read, as
-    options. `labels` are the files that the options name besides shards; one that was not there has no size.
+    `without` are the keys of the left-out samples, by name of the shard. `reading` has the options by which all
+    shards are read. `labels` are the files that the options name besides shards; a missing file has no size.
     Relative paths in the options are below `directory`, which may be relative to the base.
     """
 
@@ -97,11 +97,11 @@ class Manifest(NamedTuple):
     set: ImageSet
 
     def options(self) -> dict[str, Any]:
-        """Return how the image shows its set, as a report and a registration name it."""
+        """Return the form in which the image shows its set, in the words of reports and registrations."""
         return {name: getattr(self, name) for name in ("layout", "names", "merge", "index_tree", "composition")}
 
     def paths(self, image: str | bytes) -> list[str]:
-        """Return the paths of all shards, if they are where they were beside the image at the path `image`."""
+        """Return the paths of all shards, if they still have the same places relative to the image at `image`."""
         return [device.shard(os.fsdecode(os.path.dirname(image))) for device in self.devices]
 
     def encoded(self) -> bytes:

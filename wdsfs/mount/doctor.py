@@ -1,7 +1,7 @@
 """Checks that this machine can mount by FUSE, or reach a store. Each finding has the command that helps.
 
-A check changes nothing. Its place is a parameter, so that tests can name another place. The room `kernel` has the
-checks of the kernel engine.
+A check changes nothing. The path that it looks at is a parameter, so that tests can name another path. The room
+`kernel` has the checks of the kernel engine.
 """
 
 from __future__ import annotations
@@ -248,7 +248,7 @@ def check_library() -> MachineFinding:
 
 
 def _libfuse_version(extension: str) -> str:
-    # By the binding's own file, which loads the same library for a mount.
+    # Load libfuse by the binding's own file, as a mount does.
     try:
         ask = ctypes.CDLL(extension).fuse_pkgversion
         ask.restype = ctypes.c_char_p
@@ -439,8 +439,8 @@ def _user_problem(path: str, status: os.stat_result) -> tuple[str, str] | None:
 def confined(path: str, profile: str = "/etc/apparmor.d/fusermount3") -> bool:
     """Return True if AppArmor may keep fusermount3 from mounting at `path`.
 
-    Ubuntu 24.10 and others ship a profile with which users can mount in a few places only. The places here are
-    the places of this profile; changes of its rules are not read.
+    Ubuntu 24.10 and others ship a profile with which users can mount in a few places only. This
+    function knows the places of that profile, and does not read changes of its rules.
     """
     if not os.path.exists(profile):
         return False
@@ -501,7 +501,7 @@ def diagnose_store(text: str) -> list[MachineFinding]:
 
 
 def _findings_of(url: urls.Url, facts: dict[str, Any]) -> Iterator[MachineFinding]:
-    """Yield the findings about a URL of which `StoreReader.describe` gives these facts."""
+    """Yield the findings about a URL, from the facts of `StoreReader.describe`."""
     yield _reached(url, facts)
     if facts["credentials"] is not None:
         yield MachineFinding("credentials", "ok", facts["credentials"])

@@ -1,4 +1,4 @@
-"""The interface of the kernel's engine: a wing that only this module loads.
+"""The interface of the kernel's engine. That engine is a wing, which only this module loads.
 
 The module `engine.py` of the room `kernel` decides which sets the kernel can serve, and how. The room `fuse`
 serves every set by FUSE, for `fuse_session.py`.

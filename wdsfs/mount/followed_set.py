@@ -1,6 +1,6 @@
 """Follows changes under a mount: changed shards and, in a set that grows, new and removed shards.
 
-| who | does what |
+| process | does what |
 |---|---|
 | a process that watches (`follow`) | makes the kernel forget its cache of a changed shard |
 | the same process | gives a hint when a name appears in one of the directories, or disappears |
@@ -171,7 +171,7 @@ class Watch:
     def _fingerprints(self, *, first: bool = False) -> tuple[list[Fingerprint | None], list[Fingerprint]]:
         """Return the fingerprints of the shards and of the companions.
 
-        None for a shard that agrees with the list that names it; the first look presumes this.
+        None for a shard that agrees with the list that names it. The first look assumes this of every shard.
         """
         states = [GONE if shard.gone is not None else _state(shard.path, first) for shard in self.shards]
         return states, list(map(_fingerprint, self._companions))
@@ -221,13 +221,13 @@ def follow(watch: Watch, device: int, life: int, tags: Generations, epochs: bool
             try:
                 os.write(device, note)
             except OSError as error:
-                if error.errno != errno.ENOENT:  # the kernel does not know that name
+                if error.errno != errno.ENOENT:  # the kernel does not know the name
                     log.debug("the kernel's cache was not invalidated after a change: %s", error)
         time.sleep(NOTE_SECONDS)
 
 
 def _ask_stores(paths: Sequence[bytes]) -> None:
-    """Ask the stores for the state of these shards, again and again; `Watch` then sees a change."""
+    """Repeatedly ask the stores for the state of these shards; `Watch` then sees a change."""
     start, took = 0, 0.0
     while True:
         time.sleep(max(ASK_SECONDS - took, ASK_PAUSE_SECONDS))
@@ -281,7 +281,7 @@ class Growth:
         self._looking = trio.Lock()
         self._earlier = Earlier({})
         self._wait: float | None = None  # time (s) until an unfinished file may be complete
-        self._is_late = False  # the kernel may keep answers from an earlier list
+        self._is_late = False  # True while the kernel may keep answers from an earlier list
         self._failure = ""  # the last logged failure
 
     def follower(self) -> Callable[[Supervisor], None] | None:
@@ -349,7 +349,7 @@ class Growth:
             return self._report(served, change, left_out, answer["error"])
 
     async def derive_rest(self) -> None:
-        """Make the rest of the view, which the start of the mount left out."""
+        """Make the rest of the view, which the start of the mount skipped."""
         if refusal := (await in_child(self.served.derive, self.supervisor.device)).get("refusal"):
             log.warning("the mount makes the rest of the view at its first use: %s", refusal)
 
@@ -374,7 +374,7 @@ class Growth:
     async def _watch_late_workers(self) -> None:
         """Invalidate once more: the kernel may have cached the last answer of a worker of an earlier list.
 
-        Also after a failed first attempt.
+        Call this also after a failed first attempt.
         """
         while True:
             await trio.sleep(LATE_SECONDS)

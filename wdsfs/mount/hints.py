@@ -37,7 +37,7 @@ def hints(below: ShardSet, tree: TreeOptions, writable: bool) -> Sequence[str]:
 
 
 def _dots_hint(below: ShardSet) -> Iterator[str]:
-    """Yield a hint if keys end at dots inside names, so that parts of names become columns."""
+    """Yield a hint if keys end at dots within names, so that parts of the names become columns."""
     for number in range(min(len(below), _SHARDS_READ)):
         with contextlib.suppress(ShardError, NotIndexed):
             record, dotted = below.record(number), DottedNames()
@@ -91,7 +91,7 @@ def _suffix_hint(below: ShardSet, tree: TreeOptions) -> str | None:
 
 
 def _class_hint(below: ShardSet, class_names: str | None) -> str | None:
-    """Return a hint for numbered classes, if loaders that count directories would give them other numbers.
+    """Return a hint if loaders that count directories would give numbered classes other numbers.
 
     None while a shard is not indexed.
     """

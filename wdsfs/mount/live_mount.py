@@ -1,7 +1,7 @@
 """Live mounts for the commands: report, list the set, freeze, refresh, restore, end.
 
-`LiveMount` is the interface for both engines; no command asks for the engine. `FuseMount` asks the daemon of a
-mount by FUSE, over the socket of its registration; `control_socket.py` has the answers. `kernel/live_kernel.py`
+`LiveMount` is the interface for both engines, so commands need not know the engine. `FuseMount` asks the daemon of
+a mount by FUSE, over the socket of its registration; `control_socket.py` has the answers. `kernel/live_kernel.py`
 implements the interface for the kernel's engine. `mount_search.py` finds mounts.
 """
 
@@ -63,7 +63,7 @@ _BUSY = re.compile(r": [A-Za-z ]+ busy\.?$", re.MULTILINE)  # of fusermount3
 class ShownSet:
     """The set of a mount at one moment: its shards in order, the access to them, and remarks for the user.
 
-    Two values are equal if `state` is equal: for the same set.
+    Two values are equal if `state` is equal, that is, for the same set.
     """
 
     state: object
@@ -206,7 +206,7 @@ class LiveMount(ABC):
 
     def _unmount(self, lazy: bool) -> None:
         for seconds in (*_BUSY_SECONDS, 0.0):
-            # Asked at each attempt: the daemon may be about to end, and no process then answers its clients.
+            # Check at each attempt: the daemon may be about to end, and then no process answers its clients.
             is_dead = self._is_dead()
             if is_dead:
                 self._end_requests()
@@ -395,7 +395,7 @@ class FuseMount(LiveMount):
             try:
                 yield Frozen(_shown_set(answer), self.mountpoint, talk)
             finally:
-                talk.finish(THAW_SECONDS)  # after the command, no write may get EBUSY
+                talk.finish(THAW_SECONDS)  # no write may get EBUSY after the end of the command
 
     def _sync(self) -> None:
         """Flush changes of mapped files to the overlay. Raises CommitError, and MountError for a dead mount."""
@@ -552,7 +552,7 @@ def _state_of_mount(mountpoint: str) -> str:
 
 
 def waits_for_disk(pid: int) -> bool:
-    """Return True if a process or one of its children is in uninterruptible sleep, which only a disk ends."""
+    """Return True if a process or one of its children sleeps uninterruptibly, until a disk answers."""
     try:
         pids = [pid, *mount_registry.children(pid)]
         return any(Path(f"/proc/{process}/stat").read_bytes().rpartition(b") ")[2][:1] == b"D" for process in pids)

@@ -48,7 +48,7 @@ FEW = 4  # below this number of shards one process indexes them all
 class LeftOut(NamedTuple):
     """A new shard that the mount does not show, with the reason. `wait`: seconds until the next look, None: never.
 
-    `seen` is its fingerprint: while this stays the same, no look reads the shard again.
+    `seen` is its fingerprint. As long as the fingerprint stays the same, no look reads the shard again.
     """
 
     path: str
@@ -242,7 +242,7 @@ class _Look:
         return wait is None
 
     def _objection(self, shard: Shard, record: Record) -> tuple[str, float | None] | None:
-        """Return the reason why a readable shard is not shown (yet), and the wait (s); None if it is shown."""
+        """Return the reason why a readable shard is not shown (yet), and the wait (s); None for a shown shard."""
         wait = settles_in(shard.path) if record.problem_count else None
         if wait is not None:
             return BEING_WRITTEN, wait

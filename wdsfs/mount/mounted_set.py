@@ -1,7 +1,7 @@
 """The set that a FUSE mount shows, shared by its processes, each of which opens its own trees.
 
-A mount makes it before it forks the workers. A commit with new shards makes another one, and so do new and removed
-shards.
+A mount makes the set before it forks the workers. Commits with new shards, and added or removed shards, make a new
+set.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from wdsfs.tree.shard_set import ShardSet
 from wdsfs.tree.tree import LowerTree, MountedTree
 from wdsfs.tree.view_set import ViewSet, make_shard_set
 
-IDLE = 19  # added to the niceness of a process that readers do not wait for
+IDLE = 19  # niceness of processes that no reader waits for, relative to the others
 
 
 @dataclass(frozen=True, slots=True)

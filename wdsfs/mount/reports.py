@@ -1,6 +1,6 @@
 """The report of a mount by FUSE: for `wdsfs status`, and as texts for people and for Prometheus.
 
-A worker makes it for `.wdsfs/status.json`, a child of the supervisor makes it for the control socket. Both use the
+A worker makes the report for `.wdsfs/status.json`, a child of the supervisor for the control socket. Both use the
 index, the counters on the board, the fetcher's state, and the supervisor's notes about the list of shards. So both
 reports are the same.
 """
@@ -212,10 +212,10 @@ _REMOTE_METRICS = (
 def gather(lower: ShardSet, totals: Callable[[], Totals], board: Board, started: float) -> dict[str, Any]:
     """Return the totals of the set from the index, and the counters of the processes of the mount.
 
-    `started` is when the mount began (seconds since the epoch). Looks at every shard. "remote" is in the report of
-    a mount with remote shards only, "pushed" in that of one with a pusher.
+    `started` is the start of the mount (seconds since the epoch). The function looks at every shard. Only mounts
+    with remote shards have "remote", and only mounts with a pusher have "pushed".
     """
-    lower.look_at_all()  # so that the totals are those of the shards as they are now
+    lower.look_at_all()  # so that the totals count the shards as they are now
     sums = totals()
     processes = board.processes
     remote = {"remote": _remote_report(board)} if board.hits else {}

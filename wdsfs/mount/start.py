@@ -1,7 +1,7 @@
 """Starts a mount with plain options: an image, or a set by the kernel or by FUSE.
 
-`auto` takes the kernel if nothing is known to prevent it, and logs the choice with the reason. `fuse_session.py`
-has the work of a daemon, `kernel/guard.py` the work of a guard.
+`auto` chooses the kernel unless a reason against it is known, and logs the choice with the reason.
+`fuse_session.py` has the work of a daemon, `kernel/guard.py` the work of a guard.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ log = logging.getLogger("wdsfs")
 
 
 def start_mount(mount: MountOptions) -> int:
-    """Mount; return an exit code when the tree is usable, in the foreground when the mount has ended.
+    """Mount. Return an exit code when the tree is usable, or, in the foreground, when the mount has ended.
 
     Raises WdsfsError.
     """
@@ -47,7 +47,7 @@ def is_guarded(specs: Sequence[str], mountpoint: str) -> bool:
 
 
 def is_of_image(specs: Sequence[str]) -> bool:
-    """Return True for an image, and for any file with the suffix of an image, which may be damaged."""
+    """Return True for an image, and for any file with the suffix of an image: a damaged image has only that."""
     if len(specs) != 1 or "://" in specs[0]:
         return False
     if specs[0].endswith(IMAGE_SUFFIX) and os.path.isfile(specs[0]):

@@ -6,8 +6,8 @@ The layouts are the layouts of a mount, so the tree of a mount can be packed aga
 - samples: `images/image194/left.jpg`, a directory for each sample; with full names, `image194/image194.left.jpg`.
 - classes: `cat/image194.jpg`, as ImageFolder has it: files, whose first directory is their class.
 
-Semantics decision: a sample of the packed set has exactly the files that `names.split` assigns to it. A file that
-would be in no sample, or in another one, is refused; with `leave_out` it is left out.
+Semantics decision: a sample of the packed set has exactly the files that `names.split` assigns to it. `pack`
+refuses a file that would be in no sample, or in a different sample; with `leave_out` it leaves the file out.
 
 Order and splits depend only on the keys. So they are the same on every machine, in every version of Python, and
 for any order of the files.
@@ -58,7 +58,7 @@ class Layout(NamedTuple):
         return _TEXTS[self.name] + (", named in full" if self.full else "")
 
     def class_of(self, directory: FoundDirectory) -> bytes:
-        """Return the directory that would be the class of files in this one; empty if there is none."""
+        """Return the directory that would be the class of files in this directory; empty if there is none."""
         parts = directory.path.split(b"/", 2)
         return parts[self.by_split] if len(parts) > self.by_split else b""
 
@@ -87,7 +87,7 @@ class _Looks(NamedTuple):
 
 
 def layout_of(table: FileTable, name: str, *, by_split: bool = False, last_dot: bool = False) -> Layout:
-    """Return the layout of this name, or for AUTO the one that the files have.
+    """Return the layout of this name, or for AUTO the layout of the files.
 
     Raises CommitError if the files could mean several layouts, or if there are no files. Raises UsageError if the
     files should be in splits and are not, or if names should have keys and do not.
@@ -141,7 +141,7 @@ def _detected(table: FileTable, looks: list[_Looks], full: bool, *, by_split: bo
 def _are_classes(looks: list[_Looks], above: int = 0) -> bool:
     """Return True if all directories look like classes, `above` directories below the top.
 
-    Files above them are about them: `captions.csv`, `README.txt`.
+    Files above the classes describe them: `captions.csv`, `README.txt`.
     """
     deep = [look for look in looks if look.path and look.path.count(b"/") >= above]
     if any(look.media for look in looks if not look.path or look.path.count(b"/") < above):
@@ -229,7 +229,7 @@ class Samples:
         return self.table.directories[self._directories[sample]]
 
     def key(self, sample: int) -> bytes:
-        """Return the key of a sample; in the tar it is without dots, which there may be with `last_dot`."""
+        """Return the key of a sample. With `last_dot` it may have dots, which the key in the tar does not have."""
         directory = self.directory(sample)
         if self.layout.name == SAMPLES:
             return directory.path
@@ -237,7 +237,7 @@ class Samples:
         return directory.prefix + names.partition(name, last_dot=self.layout.last_dot)[0]
 
     def prefix(self, directory: int) -> bytes:
-        """Return the part of a name in the tar that stands in front of the name of a file of this directory."""
+        """Return the beginning of names in the tar for files of this directory, before the name of the file."""
         place = self.table.directories[directory]
         if self.layout.name != SAMPLES:
             return place.prefix
@@ -310,7 +310,7 @@ class _Grouping:
             self.samples.add(row)
 
     def _files(self, number: int, directory: FoundDirectory, label: int) -> None:
-        """Take the files of a directory as samples by what their names begin with."""
+        """Take the files of a directory as samples, grouped by the beginnings of their names."""
         outside = OUTSIDE_SPLIT if self.layout.by_split and not directory.path else ""
         if self.layout.name == CLASSES and label == NO_CLASS:
             outside = outside or OUTSIDE_CLASS
@@ -437,7 +437,7 @@ def _refuse_equal_keys(samples: Samples) -> None:
 
 
 def remarks(samples: Samples) -> Iterator[str]:
-    """Yield what readers of the new set may not expect, a line each."""
+    """Yield remarks about the new set that its readers may not expect, a line each."""
     dotted = samples.dotted_names.text(len(samples))
     if dotted:
         yield f"{os.fsdecode(samples.dotted_names.name)}: {dotted}"
@@ -479,7 +479,7 @@ NOT_LISTED = "its key is not in the list of --order"
 
 _KEYS_AT_ONCE = 100_000  # that are looked up in a list
 
-# So that a key has independent numbers for its order and for its split.
+# These give a key independent numbers for its order and for its split.
 _SHUFFLE, _SPLIT = b"wdsfs shuffle", b"wdsfs split"
 
 
@@ -542,7 +542,7 @@ class Keyed(Protocol):
 
 
 def shuffled(samples: Keyed, seed: str | None) -> Numbers:
-    """Return the numbers of the samples in the order of a seed; without one in their own."""
+    """Return the numbers of the samples in the order of a seed; without a seed in their own order."""
     if seed is None:
         return np.arange(len(samples), dtype=np.int64)
     # Equal numbers keep the order by name.
@@ -554,8 +554,7 @@ def split_of(samples: Keyed, order: Numbers, splits: Sequence[Split]) -> list[Nu
 
     In each class, or in the whole set if there are no classes, a split gets its fraction of the samples, rounded
     by less than one sample. Samples with the lowest hashes of the key belong to the first split. The seed of a
-    shuffle does not matter for this: when a set is shuffled again, no sample moves from the test split to
-    training.
+    shuffle does not change the splits: after another shuffle, no sample has moved from the test split to training.
     """
     place = np.zeros(len(samples), np.int64)
     hashed = _hashed(samples, _SPLIT)
@@ -576,7 +575,7 @@ def split_of(samples: Keyed, order: Numbers, splits: Sequence[Split]) -> list[Nu
 
 
 def _hashed(samples: Keyed, salt: bytes) -> NDArray[np.uint64]:
-    """Return a number for each sample that follows from its key and the salt."""
+    """Return a number for each sample, computed from its key and the salt."""
     salted, sums = hashlib.blake2b(salt + b"\0", digest_size=8), bytearray()
     for number in range(len(samples)):
         key_sum = salted.copy()

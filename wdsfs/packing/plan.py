@@ -1,9 +1,9 @@
-"""A plan of new shards: their names, the pieces of each, and the sources as they were when it was made.
+"""A plan of new shards: the names and pieces of the shards, and the state of the sources at the planning.
 
 A plan is complete before the first byte is written. The sources (`overlay_commit.py`, `view_source.py`,
-`file_source.py`) make it, `runner.py` and `replacement.py` carry it out. Each source compares the samples that a
-reader would find in a shard with those of the plan (`ShownSamples`). So a rule that a source does not know makes
-an error, and never a smaller set.
+`file_source.py`) make the plan, `runner.py` and `replacement.py` carry it out. Each source compares the samples
+that a reader would find in a shard with the samples of the plan (`ShownSamples`). So an unknown rule of a reader
+gives an error, never a smaller set.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class GlobalHeader(CopiedRange):
 class NewMember(NamedTuple):
     """A member with the content of a file, or with `content`.
 
-    `path` is that of the file, as its source names it; `size` (bytes) and `mtime_ns` are as at the planning.
+    `path` is the path of the file in its source; `size` (bytes) and `mtime_ns` are from the planning.
     `common` are the keywords of the global PAX headers in front of the member. `seconds` is the time in its
     header, if that is not the time of the file.
     """
@@ -142,8 +142,8 @@ def joined(pieces: Iterable[Piece]) -> list[Piece]:
 def without_last_globals(pieces: Sequence[Piece]) -> list[Piece]:
     """Return the pieces of a shard before its end mark, without the global headers after its last member.
 
-    Semantics decision: those headers are left out of the shard. They apply to none of its members, and tarfile,
-    and so webdataset, raises ReadError if no member follows.
+    Semantics decision: the new shard leaves these headers out. They apply to no member, and tarfile (so also
+    webdataset) raises ReadError if no member follows them.
     """
     left = list(pieces)
     while left and (isinstance(left[-1], GlobalHeader) or not left[-1].length):
@@ -157,7 +157,7 @@ def rolled(
     """Yield the samples of each new shard, in order; each comes with its bytes of content, and its key.
 
     As in ShardWriter, a full shard is noticed before a sample is written. Two adjacent samples of one key would be
-    read as one: the second starts another shard. None stands for a key that cannot be that of the sample before.
+    read as one, so the second sample starts a new shard. None stands for a key that differs from the key before.
     """
     placed: list[Placed] = []
     filled, last = 0, None
@@ -187,7 +187,7 @@ class MemberPlaces(NamedTuple):
     sizes: Numbers
 
     def within(self, ranges: Sequence[CopiedRange]) -> MemberPlaces:
-        """Return the members in these ranges of the shard: of a shuffled set few of each shard."""
+        """Return the members in these ranges of the shard. In a shuffled set these are few of each shard."""
         starts, ends = np.array([(piece.start, piece.end) for piece in ranges], np.int64).reshape(-1, 2).T
         steps = np.zeros(len(self.heads) + 1, np.int64)
         np.add.at(steps, np.searchsorted(self.heads, starts), 1)
@@ -200,8 +200,8 @@ class MemberPlaces(NamedTuple):
 class Output:
     """A shard to be written: its path, its pieces in order, and its bytes.
 
-    `places` are those of the members in its copied ranges, by source shard, to verify it; None for a copy of a
-    whole shard.
+    `places` are the places of the members in its copied ranges, by source shard, for the verification; None for a
+    copy of a whole shard.
     """
 
     target: bytes
@@ -319,7 +319,7 @@ class Remark(NamedTuple):
 
 
 class SourceShard(NamedTuple):
-    """A source shard as it was when the plan was made. `checksum` is that of its record, "" if not known."""
+    """A source shard at the time of the planning. `checksum` is the checksum of its record, "" if unknown."""
 
     path: bytes
     fingerprint: Fingerprint
@@ -354,7 +354,7 @@ class Step(NamedTuple):
 
 @dataclass(slots=True)
 class Plan:
-    """All shards to write, in order, and the sources as they were when this was planned.
+    """All shards to write, in order, and the state of the sources at the planning.
 
     `left_out` are the files that are not written, with the reason. `beside` are small files beside the shards.
     `beyond` are names after the last shard, which must be free: a glob over the set would match such files, too.
@@ -373,7 +373,7 @@ class Plan:
 
     @property
     def sent(self) -> int:
-        """Return the bytes of these that will go to a store."""
+        """Return the bytes among these that will go to a store."""
         return sum(step.output.length for step in self.steps if step.is_remote)
 
 
@@ -437,7 +437,7 @@ class ShownSamples:
         self._last = key
 
     def compare(self) -> None:
-        """Compare the samples with the plan. Raises CommitError."""
+        """Compare the samples with the plan. Raises CommitError if they differ."""
         if self._samples != self._step.samples:
             shown = counted(self._samples, "sample")
             raise self._refusal(f"would find {shown} in place of {self._step.samples:,}")
@@ -492,7 +492,7 @@ def refuse_output(pattern: str) -> None:
     """Raise UsageError for a pattern whose shards no mount of their directory would find."""
     target = namer(pattern)(0)
     refuse_compressed_name(target)
-    # Semantics decision: a shard that is given another name by hand can be mounted, but none is written so.
+    # Semantics decision: a mount accepts a shard with such a name, given by hand, but wdsfs writes none.
     if not target.endswith((SHARD_SUFFIXES[0], SHARD_SUFFIXES[0].upper())):
         named = shlex.quote(f"{pattern}.tar")
         raise UsageError(f"--output {pattern}: loaders and mounts find shards by their suffix: write -o {named}")
@@ -588,7 +588,7 @@ _BY_CONTENT = re.compile(rb"/annex/objects/|[0-9a-f]{2}/?[0-9a-f]{30}[^/]*\Z")
 def refuse_foreign_link(path: bytes) -> None:
     """Raise CommitError for a shard that is reached by a link that other users can have made or changed.
 
-    Replacing its target would mean to write where they want, with the rights of this user.
+    By such a link they could make this user write to a file of their choice.
     """
     place = canonical(path)
     if place == path or place == os.path.abspath(path) or trust.holds(path):

@@ -1,6 +1,6 @@
 """Commit in place: new shards replace the old ones by a journal, and the overlay is emptied.
 
-A journal makes this atomic: after a kill at any instant the commit can be finished or abandoned.
+A journal makes the commit atomic: after a kill at any moment you can finish or abandon it.
 
 The journal, in the directory `work` of the overlay::
 
@@ -10,7 +10,7 @@ The journal, in the directory `work` of the overlay::
     commit.log.*  the same line for one shard each, written by a worker of a cluster that sends it to a store
     committed/    the old upper while it is being removed
 
-Files that the plan leaves out are in no shard, so they stay in the overlay, under their paths.
+Files that the plan leaves out are in no shard, so they stay in the overlay, under the same paths.
 
 While commit.json exists, only the commit that finishes it may use the overlay: some changes are in the shards
 already, and names in the tree depend on them. For the same reason the commit is not planned again.
@@ -198,14 +198,14 @@ class Replacement:
         self.disk.sync_directory(os.fsencode(self.directory.parent))
 
     def _add_checksums(self) -> None:
-        """Add checksums of the shards to be replaced, so that they are recognised with another time or mode."""
+        """Add checksums of the shards to be replaced, so that they are recognised after a new time or mode."""
         sources, lower = self.runner.plan.sources, self.runner.lower
         for number, source in sources.items():
             with contextlib.suppress(NotIndexed):  # the shard has just changed, which stops the commit later
                 sources[number] = source._replace(checksum=lower.record(number).checksum())
 
     def _create_log(self) -> None:
-        """Make an empty log, on disk: a line that is synced later must not be lost with the name of its file."""
+        """Make an empty log, and sync its name: later synced lines must not be lost with the name of the file."""
         fd = trust.open_file(self.log, os.O_WRONLY | os.O_CREAT, 0o644)
         try:
             os.ftruncate(fd, 0)
@@ -292,7 +292,7 @@ class Replacement:
         return None if step.number is None else self.runner.plan.sources[step.number].fingerprint
 
     def _note(self, step: Step) -> ObjectNote:
-        """Return the note in which a worker writes what it sends: a file of its own beside the log."""
+        """Return the file beside the log in which a worker notes the shard that it sends."""
         name = f"commit.log.{_sum(step.target)}"
         return ObjectNote(os.fsencode(self.directory / name), self.sum, self._replaced_object(step))
 
@@ -318,7 +318,7 @@ class Replacement:
         return LEFT if step.number is not None and self._is_source(step.number, step.target) else CHANGED
 
     def _is_new_shard(self, step: Step, lines: Sequence[dict[str, Any]]) -> bool | None:
-        """Return True if the target is what the log says was written; None if nothing is there."""
+        """Return True if the target is the written shard in the log; None if no file is there."""
         if step.is_remote:
             objects = self.runner.objects
             if not objects.exists(step.target):
@@ -335,7 +335,7 @@ class Replacement:
         return any(line["file"][compared] == own[compared] for line in lines)
 
     def _is_source(self, number: int, target: bytes) -> bool:
-        """Return True if a shard is the one that the commit was planned for.
+        """Return True if a shard is still the shard of the plan.
 
         The plan depends on the places and names of members only. If these are the same it is still valid, and
         other changes since then go into the new shard, as if the commit were planned now.
@@ -381,9 +381,9 @@ class Replacement:
     def abandon(self, merged: bool) -> tuple[list[Step], Path | None]:
         """Give up the commit; return the steps that are done, and where the overlay was moved, if it was.
 
-        Changes that are in shards are removed from the overlay, those of other shards stay. In a merged tree the
-        shard of a change is unknown, since names depend on all shards: there the whole upper is moved aside,
-        unless nothing was done. If all shards are there, only the overlay is emptied. Idempotent.
+        Changes that are in new shards are removed from the overlay, other changes stay. In a merged tree the shard
+        of a change is unknown, because names depend on all shards. So the whole upper is moved aside, unless no
+        shard was replaced. If all new shards exist, only the overlay is emptied. Idempotent.
         """
         lines = self._lines()
         done = _done(self._states(lines))
@@ -408,7 +408,7 @@ class Replacement:
         return done, aside
 
     def _show_replaced(self, steps: Sequence[Step]) -> None:
-        """Have the new shards shown, and the replaced ones, under their paths in the set."""
+        """Let the mount show the new and the replaced shards, under their paths in the set."""
         replaced = [self._path(step) for step in steps if step.number is not None]
         self.show([step.target for step in steps if step.action == NEW], replaced)
 
@@ -443,7 +443,7 @@ class Replacement:
         `done` are the steps whose shards are still the ones that were written.
         """
         self._exchange_upper()
-        self.place.outputs.unlink(missing_ok=True)  # the changes that it is about are no longer in the overlay
+        self.place.outputs.unlink(missing_ok=True)  # its changes are no longer in the overlay
         self._show_replaced(done)
         self.disk.remove(os.fsencode(self.journal))  # this ends the commit; the rest is cleaning up
         self.disk.sync_directory(os.fsencode(self.directory))
@@ -503,7 +503,7 @@ class Replacement:
                     self._remove_packed(entry.path, inner)
                     try:
                         os.rmdir(entry.path)
-                    except OSError:  # not empty: something stays; removed files must not reappear
+                    except OSError:  # not empty, because files stay; removed files must not reappear
                         _make_transparent(entry.path)
                         self.disk.sync_directory(entry.path)
                 elif inner not in self._left_out:

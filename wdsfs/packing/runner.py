@@ -1,7 +1,7 @@
-"""Writes the shards of a plan that are not there yet, several at a time: by threads, processes or a cluster.
+"""Writes the missing shards of a plan, several at a time: by threads, processes or a cluster.
 
-`shard_writer.py` writes a shard, or sends it to a store. Where the kernel copies ranges, threads are enough; new
-members of many small files need processes. The calling thread hands out the work and reads the index.
+`shard_writer.py` writes a shard, or sends it to a store. Threads are enough to let the kernel copy ranges; new
+members from many small files need processes. The calling thread distributes the work and reads the index.
 `replacement.py` uses this module, too, to replace old shards.
 """
 
@@ -45,8 +45,8 @@ class Runner:
     """Writes the shards of a plan, `jobs` at a time.
 
     `contents` reads new members, `lower` has the sources of copied ranges. `on_bytes` is called with each number
-    of bytes written, or sent to a store, in any thread. With `processes` files are written by these, with
-    `workers` by those of a cluster. `space_check`: refuse to begin where a file system seems too full.
+    of bytes written, or sent to a store, in any thread. With `processes` these write the files, with
+    `workers` the workers of a cluster. `space_check`: refuse to begin if a file system seems too full.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Runner:
     # --- new shards elsewhere
 
     def write(self) -> list[Step]:
-        """Write new shards, as `write_missing`, and remove what a killed command and its workers left behind."""
+        """Write new shards like `write_missing`, and remove the leftovers of a killed command and its workers."""
         steps = self.write_missing()
         remove_attempts(step.target for step in self.plan.steps if not step.is_remote)
         return steps
@@ -153,7 +153,7 @@ class Runner:
         return not step.is_remote and step.action != LINK and os.lstat(step.target).st_size != step.output.length
 
     def _compared(self, steps: Sequence[Step]) -> Generator[tuple[Step, bool], None, None]:
-        """Yield each shard, and if it has exactly the bytes of the plan. All of them are read."""
+        """Yield each shard, and True if it has exactly the bytes of the plan. Reads all bytes."""
         files = [step for step in steps if not step.is_remote and step.action != LINK]
         for step, same in self._in_processes(is_there, files):
             self._on_bytes(step.output.length)
@@ -195,7 +195,7 @@ class Runner:
             self.writer.publish(step.output)
 
     def _copied_there(self, step: Step, source: SourceShard | None) -> bool:
-        """Return True if the store has copied a whole shard, of which nothing had to be fetched."""
+        """Return True if the store has copied a whole shard, so that wdsfs need not fetch any of its bytes."""
         if step.action != COPY or source is None or not is_remote(source.path):
             return False
         if DOOR.look(source.path) != source.fingerprint:
@@ -213,7 +213,7 @@ class Runner:
         self.disk.sync_directory(os.path.dirname(target))
 
     def prepare(self, step: Step) -> None:
-        """Load the places of members in the sources of a shard, to verify it: all of them would not fit memory."""
+        """Load the places of members in the sources of one shard, to verify it. Memory has no room for all."""
         if self.plan.sources and step.action not in (COPY, LINK):
             step.output.places = {
                 number: layout(*self._source(number)).places.within(ranges)
@@ -262,7 +262,7 @@ class Runner:
                 done.add(step.target)
                 self._on_bytes(step.output.length)
         except BaseException:
-            # Processes that are killed in the middle of a shard leave the unfinished file.
+            # A process that is killed in the middle of a shard leaves the unfinished file.
             for step in steps:
                 if step.target not in done:
                     with contextlib.suppress(CommitError, OSError):
@@ -310,8 +310,8 @@ def _some_done(running: set[Future[None]]) -> set[Future[None]]:
 def refuse_without_space(steps: Sequence[Step], jobs: int) -> None:
     """Raise CommitError if a file system lacks the bytes that these files need at one time, `jobs` at once.
 
-    A new shard is complete before the one that it replaces is removed. Savings by reflinks and compression are not
-    counted; an old shard that has other links frees no bytes.
+    A new shard is complete before the old shard is removed. Savings by reflinks and compression do not count. An
+    old shard with other links frees no bytes.
     """
     grows: Counter[int] = Counter()
     copies: dict[int, list[int]] = {}
@@ -345,7 +345,7 @@ def refuse_without_space(steps: Sequence[Step], jobs: int) -> None:
 
 
 def _freed_by(step: Step) -> int:
-    """Return the bytes that are freed when a step replaces its target."""
+    """Return the bytes that a step frees when it replaces its target."""
     try:
         status = os.stat(step.target)
     except FileNotFoundError:

@@ -1,12 +1,12 @@
 """Writes, verifies and publishes a new shard, whole or not at all: as a file, or as an object in a store.
 
-A file is written under a temporary name, synced, read back, and only then renamed. An object is written to a file
-without a name, of which nothing is left after a kill, read back, and sent by a conditional request. The kernel
+A file is written under a temporary name, synced, read back, and only then renamed. An object is first written to a
+file without a name, so that a kill leaves nothing, then read back, and sent by a conditional request. The kernel
 copies the ranges of source shards, so untouched members keep their bytes and a commit runs at disk speed. Every
-write goes through `Disk`, whose steps the tests record, stop and let fail. Threads may share a writer, each for
-another shard.
+write goes through `Disk`, whose steps the tests record, stop and let fail. Threads may share a writer, if each
+writes a different shard.
 
-A shard that an earlier command has finished is recognised by its content alone.
+A finished shard of an earlier command is recognised by its content alone.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ from wdsfs.tar.problems import HARMLESS, Problems
 if TYPE_CHECKING:
     from wdsfs.door.pins import Pin
 
-DENSE = 8192  # bytes per member; with less, comparing all bytes is quicker than reading the headers
-MEMBERS_AT_ONCE = 1024  # of which headers are made together
-OPEN_SOURCES = 128  # at a time, by all threads: a shuffled set copies from all of its shards
-OPEN_DIRECTORIES = 64  # at a time: a shuffled set goes to and fro between directories
+DENSE = 8192  # bytes per member; for smaller members, comparing all bytes is quicker than reading the headers
+MEMBERS_AT_ONCE = 1024  # members whose headers are made together
+OPEN_SOURCES = 128  # open at a time, in all threads: a shuffled set copies from all of its shards
+OPEN_DIRECTORIES = 64  # open at a time: a shuffled set alternates between directories
 
 _OPEN_FILE = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 _ZEROS = bytes(headers.BLOCK)
@@ -61,7 +61,7 @@ class Contents(Protocol):
     """The content of new members, which must not have changed since the shard was planned."""
 
     def opened(self) -> AbstractContextManager[Callable[[NewMember], Iterable[bytes]]]:
-        """Return a function that reads a member in pieces, for the time in which a shard is written."""
+        """Return a function that reads a member in pieces, valid while a shard is written."""
 
 
 class Files(NamedTuple):
@@ -199,12 +199,12 @@ class ShardWriter:
         replaces: os.stat_result | None = None,
         before: Callable[[os.stat_result], None] = lambda _: None,
     ) -> None:
-        """Write a shard and give it its name. After a kill at any instant, that is the old file or the new one.
+        """Write a shard and give it its name. After a kill at any time, the name leads to the old or the new file.
 
         `replaces` is the file to be replaced; without it the name must be free. `before` is called with the
         finished file before the rename. Raises CommitError, ShardErrors, OSError, and leaves no file behind.
         """
-        # A replacement gets its mode at the end; until then nobody else can open it.
+        # A replacement gets its mode at the end; until then no other user can open it.
         mode = 0o666 if replaces is None else 0o600
         with named(output.target), new_file(self.disk, output.target, mode) as fd:
             written = self._write(fd, output)
@@ -291,7 +291,7 @@ class ShardWriter:
 
     @contextlib.contextmanager
     def _sources(self) -> Iterator[Callable[[int], TarBytes]]:
-        """Return a function that returns a source shard, open. Those used last stay open."""
+        """Return a function that returns an open source shard. The shards that were used last stay open."""
         opened: OrderedDict[int, tuple[contextlib.ExitStack, TarBytes]] = OrderedDict()
         with contextlib.ExitStack() as stack:
 
@@ -309,7 +309,7 @@ class ShardWriter:
     # --- comparing with existing shards
 
     def is_there(self, output: Output) -> bool:
-        """Return True if the target has exactly these bytes already: a killed command had finished it."""
+        """Return True if the target has exactly these bytes, because a killed command has finished it."""
         try:
             fd = os.open(output.target, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except FileNotFoundError:
@@ -360,9 +360,9 @@ def _with_headers(pieces: Iterable[Piece]) -> Iterator[tuple[Piece, bytes]]:
 def _verify(fd: int, output: Output, written: Sequence[Stretch], open_sources: OpenSources) -> None:
     """Compare the file at `fd` with its plan. Raises CommitError.
 
-    New bytes are compared by their sums. Of copied ranges either all bytes are compared with their sources, or all
-    headers are read: whichever is quicker for members of this size. Then Python's tarfile reads the end. A shard
-    that is copied whole may have the damage of its source, so only its length is compared.
+    New bytes are compared by their sums. For copied ranges, either all bytes are compared with their sources, or
+    all headers are read, whichever is quicker for members of this size. Then Python's tarfile reads the end. A
+    shard that is copied whole may have the damage of its source, so only its length is compared.
     """
     if os.fstat(fd).st_size != output.length:
         raise _wrong(output, "its length is wrong")
@@ -402,7 +402,7 @@ def _is_same(source: TarBytes, start: int, fd: int, at: int, length: int) -> boo
 
 
 def _scan_back(fd: int, output: Output) -> None:
-    """Read all headers: every member has to be in its place, with its size, and there must be no other."""
+    """Read all headers. Every member must be in its place, with its size, and no other member may exist."""
     problems = Problems()
     heads, sizes = _expected(output)
     at = 0
@@ -439,7 +439,7 @@ def _expected(output: Output) -> tuple[Numbers, Numbers]:
 def _read_end(fd: int, output: Output) -> None:
     """Read the end of the shard as Python's tarfile does, and so webdataset; other readers are less strict.
 
-    There an extension header without a member is an error, by which the reader also loses the last sample.
+    For tarfile an extension header without a member is an error, and the reader also loses the last sample.
     """
     try:
         with open(fd, "rb", closefd=False) as file:
@@ -529,7 +529,7 @@ class ObjectOutputs:
     def publish(self, output: Output) -> None:
         """Write a shard and send it, as a new object.
 
-        Raises CommitError if there is another one. Raises ShardErrors, OSError.
+        Raises CommitError if another object exists. Raises ShardErrors, OSError.
         """
         self._send(output, None, None)
 

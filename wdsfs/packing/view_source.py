@@ -1,8 +1,8 @@
 """A view of a set as a source of new shards: chosen samples, renamed columns, fields of JSON, labels ...
 
-Samples that are only chosen are copied as raw ranges. Else every member gets a new header, and the content that a
-mount would show. The order is that of the tar, or one that is given. Only the shards that are written at the same
-time are planned at the same time: the plan of a whole set could be larger than the memory.
+If the options only choose samples, these are copied as raw ranges. Else every member gets a new header, and the
+content that a mount would show. The order is the order of the tar, or a given order. Only shards that are written
+at the same time are planned at the same time, because the plan of a whole set could be larger than the memory.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class ViewContents:
 
 
 LAYOUTS = 64  # of shards with sparse members that are kept, for samples in another order
-SAMPLES_AT_ONCE = 1000  # samples of a shard that are made with one look into its record
+SAMPLES_AT_ONCE = 1000  # samples of a shard that are made together, from one reading of its record
 
 Namer = Callable[[int], bytes]  # from a number, from 0 on, to the path of that new shard
 
@@ -92,7 +92,7 @@ Namer = Callable[[int], bytes]  # from a number, from 0 on, to the path of that 
 class NewSet(NamedTuple):
     """A set of new shards: its split ("" for none), the paths of the shards, and its samples in order.
 
-    The samples are those of shards (by number) with these entries.
+    The samples are given by the numbers of their shards and by their entries.
     """
 
     split: str
@@ -101,7 +101,7 @@ class NewSet(NamedTuple):
 
 
 class _Shard(NamedTuple):
-    """A shard that samples are taken from; `size` (bytes of the tar) is None if they cannot be copied as they are.
+    """A source shard of samples; `size` (bytes of the tar) is None if its samples cannot be copied unchanged.
 
     `record` shows the view, `plain` the shard itself.
     """
@@ -159,7 +159,7 @@ class ViewPack:
                     self.first = [*itertools.islice(members, FIRST_MEMBERS)]
                     self.shown = [] if write else shown_values(self.first)
             written = self._runner(steps).write_missing() if write else []
-            # Only the lengths are kept, or memory would grow with the set.
+            # Keep only the lengths, because memory must not grow with the set.
             self.done += map(_without_pieces, written)
             self.plan.steps += map(_without_pieces, steps)
         if not self.plan.steps:
@@ -216,7 +216,7 @@ class ViewPack:
             self._on_shard()
 
     def _shard_by_shard(self, name: Namer) -> Iterator[Step]:
-        """Yield a new shard for each one. Semantics decision: there is none without samples."""
+        """Yield a new shard for each source shard. Semantics decision: no new shard is without samples."""
         count = 0
         for number in readable_numbers(self.lower, self._allow_missing):
             samples = self._samples(number, self._entries(number))
@@ -256,7 +256,7 @@ class ViewPack:
         return step
 
     def _refuse_beyond(self, name: Namer, count: int) -> None:
-        """Raise CommitError if the next name is taken: a glob over the new set would take that for a part."""
+        """Raise CommitError if the next name exists, because a glob over the new set would include that file."""
         if "%" in self.options.output and os.path.lexists(name(count)):
             raise CommitError(
                 f"{os.fsdecode(name(count))} exists, but this set has fewer shards: a glob over the set would "
@@ -290,7 +290,7 @@ class ViewPack:
         return _Sample(record.entry_path(entry), joined(pieces), int(record.sizes(members).sum()))
 
     def _refuse_doubled(self, shard: _Shard, entry: int) -> None:
-        """Raise CommitError for a sample that would be refused by readers with its members side by side."""
+        """Raise CommitError for a sample whose adjacent members readers would refuse."""
         record = shard.record
         extensions = [names.lower_case(record.extension(member)) for member in record.entry_members(entry)]
         if len(set(extensions)) < len(extensions):
@@ -349,7 +349,7 @@ class ViewPack:
             yield NewMember(name, b"", len(original), mtime_ns, content=original)
 
     def _refuse_meeting_keys(self) -> None:
-        """Raise CommitError if two keys are one without their dots. Takes 16 bytes a sample."""
+        """Raise CommitError if two keys are equal without their dots. Takes 16 bytes for each sample."""
         hashed = xxhash.xxh3_64_intdigest
         both = (hashed(text) for key in self._all_keys() for text in (key, names.without_dots(key)))
         keys, without = np.fromiter(both, np.uint64).reshape(-1, 2).T
@@ -368,7 +368,7 @@ class ViewPack:
 
 
 class _NumberedSamples:
-    """The samples of a set, by number, in its order: what the order and the splits of new shards follow from."""
+    """The samples of a set, by number, in its order. Order and splits of new shards are computed from these."""
 
     def __init__(self, lower: ShardSet, on_shard: Callable[[], None]) -> None:
         self._lower = lower
@@ -396,7 +396,7 @@ class _NumberedSamples:
 def sets_of(lower: ShardSet, options: PackOptions, on_shard: Callable[[], None]) -> list[NewSet]:
     """Return the samples of a set in the order, and in the splits, of the options.
 
-    16 bytes a sample are in memory then. Raises CommitError for a sample that `--order` does not list.
+    This takes 16 bytes of memory for each sample. Raises CommitError for a sample that `--order` does not list.
     """
     samples = _NumberedSamples(lower, on_shard)
     if options.order is None:

@@ -1,4 +1,4 @@
-"""One object in the cache, open: a sparse file with the bytes that are here, and a `BlockTable`.
+"""One open object in the cache: a sparse file with the cached bytes, and a `BlockTable`.
 
 An object never gives a wrong byte: a process compares blocks with their checksums when it reads them for the first
 time, and again after any change of the file. A change shows in the ctime. Every read compares the ctime after it
@@ -37,9 +37,9 @@ from wdsfs.formats import Format
 
 BLOCK = 4096
 GROUP = 16  # blocks that share one checksum if they come together; the number of the first is a multiple of this
-ROUND_SECONDS = 120.0  # without use: then a round of use has ended, for example a pass over the object
+ROUND_SECONDS = 120.0  # seconds without use that end a round of use, such as a pass over the object
 NEVER = 86400.0  # seconds since the last use that count for a new object
-AGE = 3  # an object is evicted for another one if it has been unused this many times as long as the other one
+AGE = 3  # an object is evicted for another object after this many times the unused time of the other object
 CACHED_OBJECT = Format("a cached object", (1,))
 _MAGIC = b"wdsfs-o%c" % CACHED_OBJECT.version
 _IDLE_AT = 8
@@ -135,7 +135,7 @@ class BlockTable:
         return b"\0" not in here and here.count(_HERE) + here.count(_GROUPED) == self.blocks
 
     def comparable(self, first: int, last: int) -> tuple[int, int] | None:
-        """Return the range of blocks to read for a comparison of these: whole groups. None if not all are here.
+        """Return the blocks to read in order to compare these blocks: whole groups. None if a block is missing.
 
         Raises OSError.
         """

@@ -1,8 +1,8 @@
-"""The clients of the fetcher: read, fetch and send remote objects for code that knows no network.
+"""The clients of the fetcher: read, fetch and send remote objects for code without a network.
 
-A process makes a `FetcherClient` before it forks. Its children use it, too, and each thread has its own
-connection. It reads cached bytes itself and asks the fetcher for the rest. When the fetcher dies, the client that
-notices it starts another one and asks again: callers see only a delay.
+A process makes a `FetcherClient` before it forks. Its children use the same client, and each thread has its own
+connection. The client reads cached bytes itself, and asks the fetcher for other bytes. When the fetcher dies, the
+client that notices this starts a new fetcher and asks again: callers see only a delay.
 
 `Launcher` makes three things once, and all fetchers inherit them. Requests wait at a listening socket while there
 is no fetcher. A pipe ends with the last process that may have requests. A file in memory has the configuration.
@@ -69,7 +69,8 @@ class Launcher:
         self._inherited = [fd for fd in (listener, self._life, self._file, alarm, device) if fd is not None]
         self._keeper = os.getpid()
         self._started: dict[int, int] = {}  # by process: the pid of the fetcher that it has started
-        self.is_restarted = False  # True if the process that has made this restarts the fetcher whenever it dies
+        # True if the process that has made this launcher restarts the fetcher whenever the fetcher dies.
+        self.is_restarted = False
         self._lock = threading.Lock()
         os.register_at_fork(after_in_child=self._renew_lock)
 
@@ -123,14 +124,14 @@ class Launcher:
         actions = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0), (os.POSIX_SPAWN_DUP2, 2, 1)]
         actions += [(os.POSIX_SPAWN_DUP2, fd, fd) for fd in self._inherited]  # makes it inheritable
         command = [sys.executable, "-P", "-c", _START, str(self._file), *sys.path]
-        # In a process group of its own, so that an interrupt from the keyboard does not end it before its clients.
+        # In a new process group, so that an interrupt from the keyboard does not end it before its clients.
         environment = host.environment() | shared_settings.variables()  # in which it runs the commands of `pipe:`
         return os.posix_spawn(sys.executable, command, environment, file_actions=actions, setpgroup=0)
 
     def close(self) -> None:
-        """Leave the fetcher, which ends when all processes have; wait for its end if this process started it.
+        """Leave the fetcher; if this process started it, wait for its end. It ends when all processes have left.
 
-        Can be repeated.
+        This can be called repeatedly.
         """
         if self._listener.fileno() < 0:
             return
@@ -222,7 +223,7 @@ class FetcherClient:
         self._ask(request, lambda frame: progress(frame.value))
 
     def upload(self, url: Url, file: str, replaces: Pin | None, goes_on: Callable[[], None]) -> Pin:
-        """Put a file into a store, in the place of the pinned object or of none; returns the new pin.
+        """Put a file into a store: replace the pinned object, or make a new one; return the new pin.
 
         `goes_on` is called twice a second, and may raise an exception: that ends the upload, which leaves nothing.
         Raises ShardError, of which ObjectExists and ObjectChanged say that another object is there.
@@ -232,7 +233,7 @@ class FetcherClient:
     def copy(self, url: Url, pin: Pin, target: Url, goes_on: Callable[[], None]) -> Pin:
         """Copy the pinned object, by its store, to another place in its bucket, where there is none; as `upload`.
 
-        NoRanges says that it does not do that.
+        Raises NoRanges if the store cannot copy.
         """
         return self._store_object(messages.COPY, [url, pin, target], goes_on)
 
@@ -290,7 +291,8 @@ class FetcherClient:
         for reference in self._connections.copy().values():
             connection = reference()
             if connection is not None and connection.process == os.getpid():
-                with contextlib.suppress(OSError):  # the fetcher has died: another one does not know this number
+                # The fetcher has died: the next fetcher does not know this number.
+                with contextlib.suppress(OSError):
                     connection.close_object(url, pin)
 
     # --- connections
@@ -456,7 +458,7 @@ class RemoteTar:
 
     @property
     def failure(self) -> str:
-        """Return how the command failed whose output this is; "" if it did not."""
+        """Return the failure of the command whose output this is; "" if it succeeded."""
         return f"its command ended with {self.pin.version}" if self.url.is_program and self.pin.version else ""
 
     def pread(self, size: int, offset: int, /) -> bytes:

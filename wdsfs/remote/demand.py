@@ -42,16 +42,17 @@ HELD = 11  # fraction of the memory, in sixteenths, that may hold bytes: the res
 GIVE_BACK_SECONDS = 2.0  # between two times that the heap gives its holes back to the system
 WRITE = 1 << 20  # bytes that are written to the cache at a time when an object comes as a whole
 VERIFY_SECONDS = 0.5  # after the last bytes of an object: a file that has just been changed cannot be verified
-CLAIM_SECONDS, CLAIM_LOOK_SECONDS = 60.0, 0.005  # the wait for another process that fetches a range, and its steps
+# The longest wait for another process that fetches a range, and the time between two looks.
+CLAIM_SECONDS, CLAIM_LOOK_SECONDS = 60.0, 0.005
 
 
 class Demand:
-    """Fetches the bytes that readers need now, and that passes will need, within `memory` bytes."""
+    """Fetches the bytes that readers need now, and that passes will need soon, within `memory` bytes."""
 
     def __init__(self, stores: StoreReader, memory: int, counters: Counters | None = None) -> None:
         self.memory = memory
         self._counters = counters or Counters()
-        self.used_ahead = self.most = 0  # bytes in flight by prefetch; the highest `used` so far
+        self.used_ahead = self.most = 0  # bytes in flight by prefetch; the highest value of `used` so far
         self.held = Held(memory * HELD // 16)
         self.requests = self.fetched = 0  # so far; bytes
         self._stores = stores
@@ -83,7 +84,7 @@ class Demand:
         Raises what `StoreReader.fetch` raises.
         """
         for tried in range(TRIES + 1):
-            if tried == TRIES:  # the cache loses its bytes again and again: read without it
+            if tried == TRIES:  # the cache keeps losing the bytes: read without the cache
                 item.cached = None
             held = item.held_of(begin, end)  # from here on: others may need the memory
             parts, is_here = self._parts_of(item, begin, end, spans), False
@@ -114,7 +115,7 @@ class Demand:
         traffic.used += size
 
     def prefetch(self, item: RemoteObject, begin: int, end: int, *, in_parallel: bool = True) -> None:
-        """Fetch this range when no urgent part waits and memory is free; `in_parallel`: by several requests."""
+        """Fetch this range once no urgent part waits and memory is free; `in_parallel`: by several requests."""
         step = max(PART, self.memory // UNDIVIDED_SHARE // BLOCK * BLOCK)
         if in_parallel:
             step = max(PART_MIN, min(PART, (end - begin) // PARALLEL // PART_MIN * PART_MIN))
@@ -132,7 +133,7 @@ class Demand:
         self.held.forget(item)
 
     def _parts_of(self, item: RemoteObject, begin: int, end: int, spans: Sequence[Span]) -> list[Part]:
-        """Return the parts that bring a range, in use from now on; make parts for `spans`, too."""
+        """Return the parts that fetch a range, and mark them as used; also make parts for `spans`."""
         ours = item.rounded(begin, end)
         lacking = _close_by(item, item.lacking(joined([ours, *(item.rounded(*span) for span in spans)])))
         for start, stop in split(lacking, PART):
@@ -267,7 +268,7 @@ class Demand:
             self._verify_soon(part.item)
 
     def _verify_soon(self, item: RemoteObject) -> None:
-        """Verify an object that has become complete, so that its readers need not compare its blocks."""
+        """Verify an object that is complete now, so that readers need not compare its blocks."""
         cached = item.cached
         if cached is not None and not item.verified and cached.complete:
             item.verified = True
@@ -371,7 +372,7 @@ def _close_by(item: RemoteObject, spans: list[Span]) -> list[Span]:
 
 
 async def _claim(cached: CachedObject, begin: int, end: int) -> bool:
-    """Wait until no other process fetches any part of this range; return True if this process has claimed it."""
+    """Wait until no other process fetches this range or a part; return True if this process has claimed it."""
     for _ in range(int(CLAIM_SECONDS / CLAIM_LOOK_SECONDS)):
         if cached.claim(begin, end):
             return True

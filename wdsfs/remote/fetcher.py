@@ -2,8 +2,8 @@
 
 A process that has used the library for object stores must not fork, so the fetcher is a fresh interpreter that
 never forks. Clients send frames on a Unix socket (`messages.py`). Workers hand READ requests of the kernel over,
-and the fetcher answers them on the kernel's own descriptor. A fetcher has no state that another one cannot get
-again: when a fetcher dies, another one takes its place (`client.py`), and clients and kernel repeat all unanswered
+and the fetcher answers them on the kernel's own descriptor. A fetcher has no state that its successor cannot get
+again. When a fetcher dies, a client starts a new one (`client.py`), and clients and kernel repeat all unanswered
 requests.
 """
 
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from wdsfs.remote.store_sender import StoreSender
 
 
-INTERRUPTED_MAX = 1024  # requests to remember that were interrupted before they were handed over
-LOOKED_AT_MAX = 64  # waiting clients that one look covers
+INTERRUPTED_MAX = 1024  # remembered requests that were interrupted before a worker handed them over
+LOOKED_AT_MAX = 64  # clients that one look checks
 DEATHS_MAX = 5  # of fetchers during attempts at the same request
 _DEATHS = 1 << 8  # a factor, larger than any count of deaths
 _REPLY_HEAD = struct.Struct("<IiQ")  # struct fuse_out_header: length, error, unique
@@ -81,11 +81,12 @@ class KernelReplies:
 
 
 class FatalRequests:
-    """Counts, in memory that outlives a fetcher, how many fetchers have died at each request.
+    """Counts the fetchers that have died at each request, in memory that outlives a fetcher.
 
-    So no request can kill one fetcher after the other. The memory holds the number of the present fetcher, then
-    slots of two words: the number of a request that is under way; the number of the fetcher that began it,
-    together with the count of deaths before. If two requests share a slot, the count begins again.
+    So no request can kill one fetcher after the other. The memory has the number of the current fetcher, then
+    slots of two words. The first word is the number of a request that is under way. The second word is the number
+    of the fetcher that began the request, together with the number of earlier deaths. If two requests share a
+    slot, the count starts again.
     """
 
     def __init__(self, words: memoryview[int]) -> None:
@@ -138,7 +139,7 @@ class KernelReads:
             return
         self._begin_reply(first, item, request)
         if before is not None:
-            # Later, when the new task uses the parts of the old one: parts without a user are dropped.
+            # Cancel the old task later, when the new task uses its parts: parts without a user are dropped.
             asyncio.get_running_loop().call_soon(before[1].cancel)
 
     def _begin_reply(self, first: int, item: RemoteObject, request: HandOver) -> None:
@@ -181,7 +182,7 @@ class KernelReads:
             self._look = asyncio.get_running_loop().call_later(waits.LOOK_SECONDS, self._look_at_clients)
 
     def _look_at_clients(self) -> None:
-        """Interrupt the requests of clients that are being killed and have waited since the last look.
+        """Interrupt the requests of clients that are being killed, if they have waited since the last look.
 
         Their INTERRUPT may not arrive, because all workers may be waiting themselves.
         """
@@ -378,11 +379,11 @@ class ClientConnection(asyncio.Protocol):
 
 
 def main(descriptor: int) -> None:
-    """Serve until no process is left that could send requests. `descriptor` is the file with the configuration."""
+    """Serve until no process can send requests any more. `descriptor` is the file with the configuration."""
     configuration = start(descriptor)
     if configuration is None:
         return
-    # Here: everything else works, and is tested, without the libraries for stores and cache.
+    # Imported here, because everything else works, and is tested, without the libraries for stores and cache.
     from wdsfs.remote.object_cache import ObjectCache
     from wdsfs.remote.settings import Settings
     from wdsfs.remote.store_reader import StoreReader
@@ -454,7 +455,7 @@ async def serve(
     if sender is not None:
         await sender.end()
     logging.shutdown()
-    os._exit(0)  # nobody waits for the requests that are under way
+    os._exit(0)  # no client waits for the requests that are under way
 
 
 def _log_to(path: str | None) -> None:

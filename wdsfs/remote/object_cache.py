@@ -1,8 +1,8 @@
-"""Remote objects in the cache: opens and lists them, and notes which object is at a URL.
+"""Opens and lists the remote objects in the cache, and notes which object is at a URL.
 
 For each object there are a sparse file and a table of its blocks (`cached_object.py`), and for each URL a note of
-its pin. Other modules fill the cache: without an object, or without a usable cache, reads are only slower. The
-room `cache` decides where the files lie (`cache_directory.py`), and which are evicted (`cache_room.py`).
+its pin. Other modules fill the cache. Without an object, or without a usable cache, reads are only slower. The
+room `cache` decides where the files are (`cache_directory.py`), and which files are evicted (`cache_room.py`).
 
 An object is opened, started and removed under the lock of its table, which takes microseconds; a process that is
 killed leaves no lock. An object that was half started or half removed is started again. Data files are open for
@@ -66,7 +66,7 @@ class ObjectCache:
             raise
 
     def _open_files(self, shown: str, pin: Pin) -> tuple[int, BlockTable]:
-        """Return the data file and the table of an object, started if there are none."""
+        """Return the data file and the table of an object; create them if necessary."""
         key = key_of(shown, pin)
         path = self._directory.file(key, TABLE)
         while True:
@@ -97,7 +97,7 @@ class ObjectCache:
         return table
 
     def _data(self, key: str, table: BlockTable) -> int | None:
-        """Return the data file for a locked table, to read; remove both if they do not fit each other."""
+        """Return the data file for a locked table, open for reading; remove both if they do not match."""
         path = self._directory.file(key, DATA)
         if table.count() == 0:
             self._start(path, table.pin.size)
@@ -162,7 +162,7 @@ class ObjectCache:
             self._directory.remove(CacheEntry(0.0, 0, key_of(shown, before), TABLE))
 
     def drop_pin(self, shown: str) -> None:
-        """Note that there is nothing at a URL any more, for all processes. Raises OSError."""
+        """Note, for all processes, that no object is at a URL any more. Raises OSError."""
         if self.pin_of(shown) is not None:
             self._note(shown, [time.time()])
 

@@ -1,7 +1,7 @@
-"""Retries, limits and threads: when a request is sent again, how many a store gets at once, who waits for it.
+"""Retries, limits and threads: when to repeat a request, how many to send at once, and which threads wait.
 
-It is independent of the kind of store. obstore's own retries are off: they ignore that a store throttles, and may
-take three minutes.
+This module works for every kind of store. The retries of obstore are off, because they ignore throttling by a
+store, and may take three minutes.
 """
 
 from __future__ import annotations
@@ -34,8 +34,10 @@ class Traffic:
     retries: int = 0
     throttled: int = 0  # answers that asked for fewer requests (429, 503)
     failures: int = 0  # requests that were given up
-    offline_since: float | None = None  # since when all are (seconds since the epoch); None: it answers
-    told_until: float | None = None  # until when it wants no requests for some object (seconds since the epoch)
+    # Time since which all requests fail (seconds since the epoch); None: the store answers.
+    offline_since: float | None = None
+    # Time until which the store wants no requests for some object (seconds since the epoch).
+    told_until: float | None = None
     reads: int = 0  # of clients, and of the kernel
     hits: int = 0  # reads among these that did not have to wait
     used: int = 0  # bytes that were read
@@ -75,7 +77,7 @@ class Transient(Exception):
         self.throttled = throttled  # the store wants fewer requests
         self.wait = wait  # seconds that it asked for (Retry-After)
         self.attempts = attempts  # more attempts of this kind make no sense
-        self.refused = refused  # nobody listens there, or there is no such host: this was known at once
+        self.refused = refused  # no server listens there, or the host does not exist: this was known at once
         self.silent = silent  # there was no answer, so another attempt may take as long
         self.instead = instead  # the error for the caller when all attempts have failed so; None: Unreachable
 
@@ -115,7 +117,7 @@ class Limit:
         self.allowed = float(most)
         self.under_way = 0
         self.is_quick = False  # its last long answer was
-        self.latency = 0.0  # seconds to the first byte of an answer: a low one of the last answers
+        self.latency = 0.0  # seconds to the first byte: a low value among the last answers
         self._most = most
         self._clock = clock
         self._waiting: deque[asyncio.Future[None]] = deque()
@@ -173,7 +175,7 @@ class Limit:
         self.under_way -= 1
         while self._waiting and self.under_way < int(self.allowed):
             place = self._waiting.popleft()
-            if not place.done():  # it is done, for example, if its request has been given up
+            if not place.done():  # the place is done, for example, if its request was given up
                 self.under_way += 1
                 place.set_result(None)
 
@@ -198,7 +200,7 @@ class Limit:
 async def again(
     attempt: Callable[[], Awaitable[Result]], limit: Limit, patience: Patience, clock: Clock, traffic: Traffic
 ) -> Result:
-    """Return the result of the first attempt that succeeds. Raises the last Transient when time is up."""
+    """Return the result of the first successful attempt. Raises the last Transient when the time is over."""
     attempts, begun = 0, None
     while True:
         left = patience.total if begun is None else max(begun + patience.total - clock.now(), 0.0)
@@ -240,7 +242,7 @@ async def again(
 class Threads:
     """Threads of one event loop for calls that wait: at most `most`.
 
-    Many results wake the loop once, which makes a call cost a third of what it does in an Executor.
+    Many results wake the loop once, so a call costs a third of a call in an Executor.
     """
 
     def __init__(self, most: int) -> None:
@@ -256,7 +258,7 @@ class Threads:
         return self._busy < self._most
 
     def call(self, work: Callable[[], Result]) -> asyncio.Future[Result]:
-        """Return the result of a call; if it is cancelled, the call goes on."""
+        """Return the result of a call. If the waiting task is cancelled, the call continues."""
         future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
         self._busy += 1
         if self._started < min(self._busy, self._most):

@@ -1,17 +1,16 @@
-"""Objects that come once or only whole: output of `pipe:`, standard input, answers without ETag and date.
+"""Objects that can be read once, or only whole: output of `pipe:`, standard input, answers without ETag and date.
 
-Their bytes are collected in a file without a name, in the directory of the cache, until all have arrived: only
-then size and hash are known, which make the pin. Such an object has to be in the cache as a whole, so others are
-evicted for it, however recently they were used. Objects that come only once are held there as long as a process
-has them open.
+Their bytes are collected in a file without a name, in the directory of the cache, until all bytes have arrived.
+Only then size and hash are known, and together they are the pin. The whole object must be in the cache, so other
+objects are evicted for it, however recently they were used. An object that can be read only once stays in the
+cache as long as a process has it open.
 
-A command is run when its shard is first used. A command that fails gives a shard, too: the bytes that have
-arrived, with the exit code and the last line of its standard error in the pin. All lines of its standard error go
-to the log.
+A command runs when its shard is first used. If the command fails, its output is a shard, too, with the exit code
+and the last line of standard error in the pin. The log gets all lines of standard error.
 
-If a server gives neither ETag nor Last-Modified, nobody can tell if two answers are of the same object. So one
-answer is kept from its first byte to its last. After it was evicted, the whole object is fetched again; if its
-bytes differ then, it is another object.
+If a server sends neither ETag nor Last-Modified, it is unknown whether two answers are of the same object. So one
+answer is kept from its first byte to its last. After an eviction the whole object is fetched again. If its bytes
+have changed, it counts as another object.
 """
 
 from __future__ import annotations
@@ -49,11 +48,11 @@ LOGGED_LINES, LOGGED_LINE = 100, 1000  # of each run in the log; characters of a
 END_SECONDS = 1.0  # how long to wait for its end: a child that outlives the command may keep it open
 LAST_LINE = 200  # characters of the last line that are kept
 
-Bodies: TypeAlias = Callable[[Pin], AsyncIterator[Buffer]]  # gives the answer to one request for all of an object
+Bodies: TypeAlias = Callable[[Pin], AsyncIterator[Buffer]]  # requests a whole object, and returns the answer
 
 
 class Spool(NamedTuple):
-    """The bytes that have come."""
+    """The bytes that have arrived."""
 
     file: IO[bytes]
     size: int  # bytes
@@ -163,7 +162,7 @@ class SpooledObjects:
         return data
 
     def end(self) -> None:
-        """End the commands that still run."""
+        """Stop the commands that still run."""
         for process in list(self._running):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGTERM)
@@ -214,7 +213,7 @@ class SpooledObjects:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 cwd=url.query,
-                start_new_session=True,  # so that all of it can be ended
+                start_new_session=True,  # so that all processes of the command can be stopped
             )
         except OSError as error:
             raise UnreadableShard(f"{url}: cannot be run in {url.query!r}: {error.strerror}") from None

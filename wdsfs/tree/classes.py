@@ -1,9 +1,8 @@
 """Classes of samples: the step of a view that makes folders of them, and the labels that loaders give to these.
 
 Loaders of folders (ImageFolder, `imagefolder`, DALI's `readers.file`) give the sorted names of the directories the
-labels 0, 1, 2 ... Padding numbers with zeros makes that order the one of the numbers. But names that stand for
-numbers sort by the alphabet, and where a class has no sample, the classes after it get lower labels: without an
-error.
+labels 0, 1, 2 ... Numbers padded with zeros sort as numbers. But names that stand for numbers sort by the
+alphabet. If a class has no sample, the classes after it get lower labels. Loaders report no error in these cases.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ from wdsfs.tree.draft import MISSING_WAY_OUT, Draft
 if TYPE_CHECKING:
     from wdsfs.tree.shard_set import ShardSet
 
-CLASSES_MAX = 1_000_000  # classes; with more the values are not classes, but something like names of samples
+CLASSES_MAX = 1_000_000  # most classes: with more, the values are rather names of samples
 CLASS_DIGITS_MAX = 18  # of a class that counts as a number
-_STEM_MAX = 200  # bytes of a file's name before its extension, in the classes layout
+_STEM_MAX = 200  # most bytes of a file's name before its extension, in the classes layout
 _NUMBER = re.compile(rb"([+-]?)([0-9]{1,%d})" % CLASS_DIGITS_MAX)
 
 
 def folders_of(shards: ShardSet) -> Iterator[bytes]:
-    """Yield the classes of each shard, those of several shards repeatedly. Raises NotIndexed, ShardErrors."""
+    """Yield the classes of each shard; a class of several shards is repeated. Raises NotIndexed, ShardErrors."""
     for number in shards.numbers:
         record = shards.record(number)
         for folder in record.child_folders(0):
@@ -49,10 +48,10 @@ def numbers_of(class_names: Mapping[str, str]) -> dict[bytes, int]:
 
 
 def misnumbered(folders: Iterable[bytes], named: Mapping[bytes, int] | None = None) -> str | None:
-    """Return the first class that gets a label which is not its number, and why.
+    """Return the first class whose label differs from its number, and the reason.
 
     `named` has the numbers of classes with names; without it the names of the directories are the numbers. Returns
-    None if all classes get their numbers, and also if some have none: then nobody expects certain labels.
+    None if all classes get their numbers. Also returns None if a class has no number: then no label is expected.
     """
     numbers: dict[bytes, int] = {}
     for folder in folders:
@@ -73,7 +72,7 @@ def misnumbered(folders: Iterable[bytes], named: Mapping[bytes, int] | None = No
 
 
 class LongNumber(ViewError):
-    """A class has more `digits` than classes are shown with."""
+    """A class needs more `digits` than the shown classes have."""
 
     def __init__(self, text: str, digits: int) -> None:
         super().__init__(text)
@@ -89,7 +88,7 @@ def find_classes(draft: Draft) -> None:
     for entry, row in sorted(zip(entries.tolist(), at[first].tolist(), strict=True), key=lambda pair: pair[1]):
         try:
             data = draft.read(int(draft.rows.address[row]))
-        except CorruptShard:  # cut off with the end of the shard, which is one of its problems
+        except CorruptShard:  # the shard is cut off here, which is one of its problems
             continue
         classes[entry] = _class(draft, entry, data)
     missing = np.array([entry for entry, label in enumerate(classes) if label is None], int)
@@ -108,7 +107,7 @@ def _class_members(draft: Draft) -> NDArray[np.bool_]:
 
 
 def _pad_numbers(draft: Draft, digits: int) -> None:
-    """Show classes that are whole numbers with this number of digits. Raises LongNumber for a longer one."""
+    """Show whole numbers as classes with this number of digits. Raises LongNumber for a longer number."""
     # Semantics decision: loaders number the sorted names of the folders, and 10 sorts before 2. So all numbers
     # of a set have one width. `7`, `07` and `+7` are one class, as for readers that decode `cls`.
     numbers = {
@@ -175,13 +174,13 @@ def _bad_class(draft: Draft, entry: int, what: str) -> None:
 
 def into_classes(draft: Draft) -> None:
     """Put each sample into the folder of its class, under a name of one component."""
-    if not draft.options.columns and not draft.options.class_field:  # the folder says it: no file is needed
+    if not draft.options.columns and not draft.options.class_field:  # the folder has the class: no file is needed
         draft.rows = draft.rows.take(~_class_members(draft))
     # Semantics decision: the shard's name is in front. Keys repeat from shard to shard in many sets. A number
     # after a file's name (`a.jpg~2`) would hide it from loaders that go by the suffix. A number for each file
     # could pair the image of one sample with the text of another.
     prefix = _flat(draft.source.shard.name) + b"--"
-    taken: dict[bytes, int] = {}  # paths, each with the last number that was tried for it
+    taken: dict[bytes, int] = {}  # the last number tried for each path
     paths = []
     for path, label in zip(draft.paths, draft.classes, strict=True):
         # Without a class (`--missing empty`): the folder with the empty name, which `names` shows as `%`.

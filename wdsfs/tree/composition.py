@@ -1,7 +1,7 @@
-"""The options of a view (`--columns`, `--field`, `--join` ...) as plain values, checked; and as text again.
+"""The options of a view (`--columns`, `--field`, `--join` ...) as checked plain values, and as text.
 
-Light to import. How they are typed is `cli/view_options.py`; nothing here reads a shard. `view_record.py` makes a
-view.
+This module is light to import, and reads no shard. `cli/view_options.py` declares the options, `view_record.py`
+makes a view.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ OF_CLASSES = ("class_from", "class_names", "class_digits")
 _MANY = ("columns", "field", "join", "associate")
 _FLAGS = ("ignore_case",)
 _POLICIES = ("missing", "duplicates")
-FORMAT = 6  # of derived records: goes up when the same options give another result, not for a new option
+FORMAT = 6  # of derived records: count it up when the same options give another result, not for a new option
 ERROR, SKIP, EMPTY = "error", "skip", "empty"
 COLUMN_NAME_MAX = 200  # bytes of the name of a column
 DECODE_MEMBERS = "--decode-members"  # no longer an option
@@ -30,7 +30,7 @@ DECODE_OTHERWISE = "decode compressed members in the loader, or with zcat FILE"
 
 
 def composition_of(layout: str, **typed: Any) -> Composition:
-    """Return the options of a view, by their names, checked. Raises UsageError."""
+    """Check options of a view, given by name, and return them. Raises UsageError."""
     class_options = [f"--{name.replace('_', '-')}" for name in OF_CLASSES if typed[name] is not None]
     if layout != "classes" and class_options:
         raise UsageError(f"{class_options[0]} is for --layout classes")
@@ -55,7 +55,7 @@ def composition_of(layout: str, **typed: Any) -> Composition:
 def _lasting_files(
     join: Sequence[str], associate: Sequence[str], keys: str | None
 ) -> tuple[tuple[str, ...], tuple[str, ...], str | None]:
-    """Return joined shards, label files and list so that they mean the same when another process reads them."""
+    """Return joined shards, label files and list in a form that another process reads with the same meaning."""
     if not (join or associate or keys is not None):
         return (), (), None
     # Late: commands that need no view start without NumPy.
@@ -117,11 +117,11 @@ class Field(NamedTuple):
 class Composition:
     """The options of a view.
 
-    `keys` is the list of the samples that are shown, None for all. `columns` are the outputs of `--columns`,
-    `fields` are files that are made of JSON. `join` are specs of shard sets, `associate` and `class_names` paths
+    `keys` is the list of the shown samples, None for all. `columns` are the outputs of `--columns`, `fields` are
+    files from JSON. `join` are specs of shard sets, `associate` and `class_names` paths
     of files. `class_from` is an extension, `class_field` the path to a field of its JSON. Classes that are whole
-    numbers are shown with `class_digits` digits. 0: as they are written. None: with as many digits as the
-    longest of the set has, for which all shards are read (`view_set.py`).
+    numbers are shown with `class_digits` digits. 0: as they are written. None: with the number of digits of the
+    longest class of the set. To find it, `view_set.py` reads all shards.
     """
 
     columns: tuple[Column, ...] = ()
@@ -140,7 +140,7 @@ class Composition:
 
     @property
     def is_plain(self) -> bool:
-        """True if shards are shown unchanged, but for samples that are left out."""
+        """True if shards are shown unchanged, except for left-out samples."""
         return self.only_chooses and self.keys is None
 
     @property
@@ -202,7 +202,7 @@ class Composition:
         return extension in named or (self.ignore_case and lower_case(extension) in set(map(lower_case, named)))
 
     def digest(self, left_out: frozenset[bytes], name: bytes, companions: bytes) -> bytes:
-        """Return 16 bytes that differ for options that show a shard in another way.
+        """Return 16 bytes: equal only for options that show a shard in the same way.
 
         `left_out` are keys, `name` is the name of the shard in the mount: both change the view.
         `companions` stands for the files that the options name.
@@ -252,7 +252,7 @@ def refuse_equal_names(columns: Sequence[Column], fields: Sequence[Field]) -> No
     for at, field in enumerate(fields):
         if any(field.name == other.name for other in fields[:at]):
             raise UsageError(f"--field {field.text!r}: another --field makes a file of this name, too")
-    # A field that a column names is an alternative of this column, and not a file of its own.
+    # If a column names a field, the field is an alternative of this column, and makes no file of its own.
     alternatives = {extension for column in columns for extension in column.alternatives}
     made = [(field.name, f"--field {field.text!r}") for field in fields if field.name not in alternatives]
     made += [(column.name, f"--columns {column.text!r}") for column in columns if column.name]

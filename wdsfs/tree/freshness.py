@@ -1,9 +1,9 @@
-"""Decides whether a shard is stale: no longer the file that it was when it was indexed.
+"""Decides whether a shard is stale: whether its file has changed since it was indexed.
 
 The path of a shard is checked when the shard is used: at most once a second, but at once after an alarm. An alarm
-is a change that a process of the mount has met, or that was reported to `mount/followed_set.py`. `shard_set.py` is
-called back and drops records and open files. The processes of a mount share the generation of each shard in
-memory, so all of them give the same inode numbers to the same content.
+is a change that a process of the mount has met, or that was reported to `mount/followed_set.py`. After a change
+this module calls `shard_set.py`, which drops records and open files. The processes of a mount share the generation
+of each shard in memory, so all of them give the same inode numbers to the same content.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from wdsfs.shards import GONE, Fingerprint
 
 log = logging.getLogger(__name__)
 
-FRESH_SECONDS = 1.0  # how long the result of a check of a shard's path is valid
+FRESH_SECONDS = 1.0  # seconds for which a check of a shard's path is valid
 
 
 Words: TypeAlias = "memoryview[int]"  # of 64 bits each
@@ -30,7 +30,7 @@ _NO_FETCHER: Words = memoryview(bytes(8)).cast("Q")
 
 @dataclass(slots=True)
 class Generations:
-    """The generation of each shard of a set under this mount, which its inode numbers carry.
+    """The generation of each shard of a set under this mount. Inode numbers contain the generation.
 
     It goes up by one with each change that a process notices, so an inode number of the old content never stands
     for the new content. It starts from the fingerprint, so that numbers are the same after a remount.
@@ -38,15 +38,17 @@ class Generations:
     The words are in memory that the processes of the mount share. That of a shard is the sum of its last
     fingerprint (upper half) and the generation; two processes that notice the same change write the same word.
     Workers have one counter of alarms, and the process that follows changes has another one, because no process
-    may undo the increment of another. `fetched` is a third one, of remote shards that the fetcher found changed.
+    may undo the increment of another. `fetched` is a third counter, of remote shards that the fetcher found
+    changed.
 
-    `edition` counts how often shards have come or gone since the mount, and `changed_ns` is when they did last (ns
-    since the epoch, 0 for never). In a set that is `followed`, a shard that is missing is about to be taken out.
+    `edition` counts how often shards were added or removed since the mount. `changed_ns` is the time of the last
+    such change (ns since the epoch, 0 for never). In a set that is `followed`, a missing shard is about to be
+    removed from the set.
     """
 
     words: Words
     alarm_words: Words
-    first_new: int  # shards from this number on have come since the mount, and start from generation 0
+    first_new: int  # shards from this number on were added after the mount, and start from generation 0
     followed: bool = False
     edition: int = 0
     changed_ns: int = 0
@@ -75,9 +77,9 @@ class Generations:
         return longer
 
     def grown(self, shards: int, out: Iterable[int], now_ns: int) -> Generations:
-        """Return the generations after shards have come or gone; `out` are the numbers that have gone.
+        """Return the generations after shards were added or removed; `out` are the removed numbers.
 
-        They keep their last tag. So the sum over the set does not change, and a listing can
+        Removed shards keep their last tag. So the sum over the set does not change, and a listing can
         continue.
         """
         last = {number: self.last_tags.get(number, self.words[number] & TAG_MAX) for number in out}
@@ -144,7 +146,7 @@ class Freshness:
         self.states: dict[int, State] = {}
         self.heard = 0  # the alarms that this process has acted on
         self._look, self._changed = look, changed
-        self._valid_since = 0.0  # looks from before this moment (monotonic seconds) are not believed
+        self._valid_since = 0.0  # results of looks before this moment (monotonic seconds) are ignored
         self._logged_error = ""  # the last error that was logged
 
     def fingerprint(self, number: int) -> Fingerprint:
@@ -165,7 +167,7 @@ class Freshness:
             fingerprint = self._look(number)
         except ShardError as error:
             if state is not None and state.fingerprint != GONE:
-                # A refusal is logged already. A view that lacks a companion gives the same error for many shards.
+                # A refusal is logged already. If a companion of a view is missing, many shards give one error.
                 if str(error) != self._logged_error and not isinstance(error, RefusedShard):
                     # A followed set is about to lose the shard, as its user wants.
                     is_wanted = self.tags.followed and isinstance(error, MissingShard)
@@ -183,7 +185,8 @@ class Freshness:
             self.states[number] = State(fingerprint, now, self.tags.of(number, fingerprint))
         else:
             state.checked = now
-            state.tag = self.tags.of(number, fingerprint)  # other processes may have seen it go and come back
+            # Other processes may have seen the shard disappear and appear again.
+            state.tag = self.tags.of(number, fingerprint)
         return fingerprint
 
     def tag(self, number: int) -> int:
@@ -201,14 +204,15 @@ class Freshness:
     def version(self) -> int:
         """Return a number that differs after each change of a shard that was noticed, also after many of them.
 
-        It is about what this process knows; the same in all that know the same, and after a remount. Shards that
-        come or go change nothing: names that were listed before keep their places.
+        The number depends on the changes that this process has noticed. It is equal in all processes that have
+        noticed the same changes, and after a remount. Added and removed shards do not change it, because names
+        that were listed before keep their places.
         """
         states = [state for number, state in self.states.items() if number not in self._out]
         missing = 0 if self.tags.followed else sum(state.fingerprint == GONE for state in states)
         return 2 * (sum(state.tag for state in states) + self.tags.sum_of_last_tags) + missing
 
     def reconsider(self, number: int) -> None:
-        """Give a shard a new tag: it has other content under the fingerprint that it had."""
+        """Give a shard a new tag, because it has other content under the same fingerprint."""
         self.tags.renew(number)
         self.states.pop(number, None)

@@ -1,8 +1,8 @@
 """One tree over all shards of a set: `--merge`.
 
 A directory of this tree is the sum of the folders with its path in all shards. Its inode number is that of the
-folder in the first shard that has it. A table of the set (`path_table.py`) says which shards have a path, so
-nothing is kept in memory, and no lookup opens more than a few records.
+folder in the first shard that has it. A table of the set (`path_table.py`) lists the shards with each path. So
+nothing is kept in memory, and a lookup opens only a few records.
 
 Semantics decision: a folder keeps its name, because it is one folder in all shards. Of several samples or files
 with the same path the one of the first shard keeps the name, and the others are `NAME~SHARD`, with the name of
@@ -55,7 +55,7 @@ _ENDS_WITH_PLACE = re.compile(rb"%[0-9a-f]{8}\Z")
 
 
 class MergedPlace(NamedTuple):
-    """A directory of the merged tree: its path, empty for the top, and the key of that in the table."""
+    """A directory of the merged tree: its path, empty for the top, and the key of the path in the table."""
 
     path: bytes
     key: int
@@ -74,7 +74,7 @@ class MergedChild(NamedTuple):
 
 
 class MergedTree(ShardTree):
-    """All shards as one tree. Raises what `ShardTree` raises."""
+    """All shards as one tree. Raises the errors of `ShardTree`."""
 
     merged = True
 
@@ -93,7 +93,7 @@ class MergedTree(ShardTree):
         self._load()
 
     def _load(self) -> None:
-        """Make or find the table of the present set. Raises NotIndexed while a shard is not indexed.
+        """Make or find the table of the current set. Raises NotIndexed while a shard is not indexed.
 
         Every public method calls this first: it may invalidate the records in use.
         """
@@ -128,12 +128,12 @@ class MergedTree(ShardTree):
     def _record_or_none(self, number: int) -> Record | None:
         try:
             return self.lower.record(number)
-        except ShardError:  # the set of shards logs it; the others are shown
+        except ShardError:  # the set of shards logs the error; the other shards are shown
             return None
 
     @property
     def table(self) -> PathTable:
-        """The table in place, valid until the index is renewed. Raises NotIndexed when it has to be made again."""
+        """The loaded table, valid until the index is renewed. Raises NotIndexed if a new table is needed."""
         if self._snapshot != self.lower.index.snapshot:
             try:
                 table = PathTable.parse(self.lower.index.table(self._key))
@@ -148,7 +148,7 @@ class MergedTree(ShardTree):
     def _check_all(self) -> bool:
         """Check all shards, since any of them may have a new name; return True if a shard has changed.
 
-        Does so every few seconds only, and after an alarm.
+        The check runs every few seconds only, and after an alarm.
         """
         alarms = self.lower.generations.alarms
         if time.monotonic() - self._last_look < LOOK_SECONDS and alarms == self._seen_alarms:
@@ -200,8 +200,8 @@ class MergedTree(ShardTree):
     def _split_suffix(self, name: bytes) -> tuple[int, bytes] | None:
         """Return the number of the shard that a name ends with, and the name without it; else None.
 
-        Semantics decision: a plain name that ends like this gets the name of its own shard, too. So each name with
-        a suffix is that of one shard, and no name has two meanings.
+        Semantics decision: a plain name with such an ending also gets the name of its shard as a suffix. So each
+        name with a suffix belongs to one shard, and no name has two meanings.
         """
         stem, tilde, end = name.rpartition(b"~")
         number = self._suffixes.get(tilde + end) if stem else None
@@ -259,7 +259,7 @@ class MergedTree(ShardTree):
         return folder if folder is None or not path or self.names.is_shown(record, folder) else None
 
     def _folders_at(self, place: MergedPlace, first: int = 0) -> Iterator[tuple[int, Record, int]]:
-        """Yield the folders that make up a directory, in the order of their shards, from the shard `first` on."""
+        """Yield the folders of a directory, in the order of their shards, from the shard `first` on."""
         shards = self.table.with_folder(place.key) if place.path else self.lower.numbers
         for number in shards:
             record = None if number < first else self._record_or_none(number)
@@ -364,7 +364,7 @@ class MergedTree(ShardTree):
         """
         if (
             self.lower.generations.alarms != self._seen_alarms
-        ):  # a worker with the new set would refuse the cursors
+        ):  # a worker of the new set would refuse cursors of the old set
             self._check_all()
         self._load()
         if inode != ROOT and kind_of(inode) != FOLDER:
@@ -402,7 +402,7 @@ class MergedTree(ShardTree):
         """Return True if a listing may continue at this cursor."""
         if cursor >> _TAG_SHIFT == self._tag >> _TAG_SHIFT:
             return True
-        # The process that began the listing may have noticed a change that this one has not.
+        # Another process may have begun the listing, and may know a change that this process has not noticed.
         self.lower.distrust()
         self.lower.look_at_all()
         self._load()
@@ -439,7 +439,7 @@ class MergedTree(ShardTree):
         keeps &= np.fromiter((self._split_suffix(text) is None for text in texts), bool, len(texts))
         changed = np.flatnonzero(~keeps)
         rows, directories = rows[changed], directories[changed]
-        # Most of these are free with their suffix; for the others the rule is asked one by one.
+        # Most of these names are free with their suffix; the others are checked one by one.
         merged = [texts[row] + suffix for row in changed.tolist()]
         taken = (table.count_folders(keys_below(merged, directories)) > 0).tolist()
         for at, row in enumerate(changed.tolist()):
@@ -450,7 +450,7 @@ class MergedTree(ShardTree):
 
 
 def shard_suffix(shard: bytes) -> bytes:
-    """Return the suffix for names of this shard that an earlier shard has, too; each shard of a set has another.
+    """Return the suffix for names of this shard that an earlier shard also has. Each shard has a different suffix.
 
     Semantics decision: a tilde in the name of a shard is written as `%7E` there, and a percent sign as `%25`.
     """
@@ -458,13 +458,13 @@ def shard_suffix(shard: bytes) -> bytes:
 
 
 def merged_name(name: bytes, suffix: bytes, where: int, is_folder: Callable[[bytes], bool]) -> bytes:
-    """Return the name of a sample or file whose own name is not free: with the suffix of its shard.
+    """Return the name, with the suffix of its shard, of a sample or file whose plain name is taken.
 
     `where` is its position in the record; `is_folder` returns True for the name of a folder in the same directory.
 
     Semantics decision: a result that is too long for a file system, or is the name of a folder, ends with the
-    position in the record (`%` and 8 hexadecimal digits), and is cut if need be. A name that ends like this
-    already gets it, too.
+    position in the record (`%` and 8 hexadecimal digits), and is cut if necessary. A plain name with such an
+    ending gets the position, too.
     """
     if not needs_place(name, suffix) and not is_folder(name + suffix):
         return name + suffix

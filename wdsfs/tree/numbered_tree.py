@@ -76,8 +76,8 @@ _TOO_LONG = b"the path of this sample is too long for a link"  # leads nowhere
 def _link_target(path: bytes) -> bytes:
     """Return the target of the link to a sample at this path.
 
-    Semantics decision: a target that is longer than the kernel reads is replaced by a text. FUSE would give an
-    error, and an image would cut the target off.
+    Semantics decision: if a target is longer than the kernel reads, a text replaces it. FUSE would give an error,
+    and an image would cut the target off.
     """
     target = _TO_TOP + path
     return target if len(target) <= _TARGET_MAX else _TOO_LONG
@@ -107,7 +107,7 @@ def make_numbered(lower: ShardSet, view: View) -> LowerTree:
 
 
 def check_name(shards: Sequence[Shard], view: View) -> None:
-    """Raise UsageError when a shard has the name of the directory of links."""
+    """Raise UsageError if a shard has the name of the directory of links."""
     for shard in shards:
         if view.index_tree and not view.merged and shard.name == NAME:
             raise UsageError(
@@ -127,11 +127,10 @@ def sample_order(record: Record) -> Sequence[int] | NDArray[np.uint32]:
 def view_order(
     record: Record, plain: Record, own: Callable[[int], int | None] = lambda _: None
 ) -> Sequence[int] | NDArray[np.uint32]:
-    """Return the samples of a derived record, in the order of the tar; `plain` is the record that it is made of.
+    """Return the samples of a derived record in the order of the tar; `plain` is its source record.
 
-    A derived record has no offsets, but the same keys. Samples of one key are distinguished by their members:
-    `own` returns the number that a member has in `plain`. A sample without such a member takes the first place
-    that is left.
+    A derived record has no offsets, but the same keys. If samples have one key, their members tell them apart:
+    `own` returns the number of a member in `plain`. A sample without such a member gets the first free place.
     """
     if isinstance(sample_order(plain), range) and _keeps_order(record):
         return range(record.entries)
@@ -201,9 +200,9 @@ def _own_member(lower: ShardSet, shard: int, tag: int, member: int) -> int | Non
 
 
 class NumberedTree:
-    """`tree` and, in its top, the links. Raises what that raises.
+    """`tree`, with the links in its top. Raises the errors of `tree`.
 
-    A name `by-index` that the tree itself has wins: then the links cannot be reached.
+    If the tree itself has a name `by-index`, that name is shown, and the links cannot be reached.
     """
 
     def __init__(self, tree: LowerTree) -> None:
@@ -231,7 +230,7 @@ class NumberedTree:
     # --- the samples of the set
 
     def _load(self) -> None:
-        """Count again if a shard has changed. Each call about links begins with this one."""
+        """Count again if a shard has changed. Every public method about links calls this first."""
         now = time.monotonic()
         if self.lower.generations.alarms != self._heard or now - self._last_look > LOOK_SECONDS:
             self._heard = self.lower.generations.alarms
@@ -255,7 +254,7 @@ class NumberedTree:
         return samples
 
     def _is_shown(self, shard: int) -> bool:
-        """Return True if a shard is in the set, and not about to leave."""
+        """Return True if a shard is in the set, and is not about to be removed."""
         if shard in self.lower.out:
             return False
         if self.lower.generations.followed:
@@ -266,7 +265,7 @@ class NumberedTree:
         return True
 
     def _sample(self, number: int) -> tuple[int, int]:
-        """Return shard and inode of the sample with this number. Raises NoSuchEntry for an unused one."""
+        """Return shard and inode of the sample with this number. Raises NoSuchEntry for an unused number."""
         shard = int(np.searchsorted(self._ends, number, "right"))
         if self.lower.may_shrink and not self._is_shown(shard):
             raise NoSuchEntry(f"sample {number} does not exist any more: its shard has left the set")
@@ -322,7 +321,7 @@ class NumberedTree:
         return what, number
 
     def _is_stale(self, tag: int) -> bool:
-        """Return True for the tag of a set with other numbers. Shards that have come or gone change no number."""
+        """Return True for the tag of a set with other numbers. Added and removed shards change no number."""
         return self._tag - tag & TAG_MAX > self.lower.generations.edition
 
     def _node_of(self, what: int, number: int) -> Node:
@@ -344,7 +343,7 @@ class NumberedTree:
         return Node(self._inode(BY_INDEX), DIRECTORY_MODE, links, 0, self.tree.getattr(ROOT).mtime_ns)
 
     def _has_top(self) -> bool:
-        """Return True if the top shows the links: the tree has no such name itself."""
+        """Return True if the top shows the links, because the tree has no such name."""
         try:
             self.tree.lookup(ROOT, NAME)
         except NoSuchEntry:

@@ -1,7 +1,7 @@
-"""The shards and records that a set has open, few at a time: descriptors, readahead, and views of the index.
+"""The open shards and records of a set, few at a time: descriptors, readahead, and views of the index.
 
-Whether an opened file is the one that was indexed is decided in `shard_set.py`. A record that has not been used
-for a while rests: it drops its views, which are most of its memory.
+`shard_set.py` decides whether an opened file is the indexed file. A record that is unused for a while rests: it
+drops its views, which are most of its memory.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ GAPS, LEAST = 4, 4096
 COPIES_MAX, READERS_MAX = 32, 4  # compressed shards open at a time: a copy takes disk, a reader up to 100 MB
 
 RECORDS_MAX, RESTING_MAX = 64, 960  # opened records in use, some 6 KiB each, and others without their views, 2 KiB
-RENEW_SECONDS = 60.0  # how long one LMDB snapshot is held; an old one keeps freed pages from being used again
+RENEW_SECONDS = 60.0  # after which an LMDB snapshot is renewed: an old one prevents the reuse of freed pages
 
 
 class OpenRecords:
-    """Records by the number of their shard. `dropped` is called with the number of an evicted one."""
+    """Records by the number of their shard. `dropped` is called with the number of each evicted record."""
 
     def __init__(self, index: Index, dropped: Callable[[int], None]) -> None:
         self.index = index
@@ -54,7 +54,7 @@ class OpenRecords:
         self.old_at = time.monotonic() + RENEW_SECONDS  # when (monotonic seconds) the snapshot should be renewed
 
     def fetch(self, number: int, key: bytes, fingerprint: Fingerprint) -> Record | None:
-        """Return a record that rests, or that the index has under `key` for this fingerprint."""
+        """Return a resting record, or the record under `key` in the index, for this fingerprint."""
         record = self.resting.pop(number, None)
         if record is None:
             record = self._read(key, fingerprint)
@@ -120,7 +120,7 @@ class ShardFile:
     ended: bool = False  # to be closed as soon as these have finished
 
     def look_ahead(self, begin: int, end: int) -> None:
-        """Note a read of these bytes; when reads go on in order, have the disk read ahead.
+        """Note a read of these bytes; if reads continue in order, have the disk read ahead.
 
         The kernel does so by itself only for a descriptor that is read without gaps by one reader. Several
         processes share a pass here, headers are left out, and a loader's processes are some samples apart.
@@ -186,7 +186,7 @@ class ShardFile:
 
 
 class OpenFiles:
-    """An LRU cache of open shards by number, which take `most` descriptors at the most.
+    """An LRU cache of open shards by number, with at most `most` descriptors.
 
     `closed` is called with the number of a shard that is evicted; `slowly` is entered around slow work.
     """
@@ -206,7 +206,7 @@ class OpenFiles:
         return len(self.files)
 
     def get(self, number: int, fingerprint: Fingerprint) -> ShardFile | None:
-        """Return the open shard, if it was opened when it had this fingerprint."""
+        """Return the open shard, if it had this fingerprint when it was opened."""
         file = self.files.get(number)
         if file is None or file.fingerprint != fingerprint:
             return None
@@ -221,7 +221,7 @@ class OpenFiles:
         compression: str | None,
         ctime_of: Callable[[ShardFile], int],
     ) -> ShardFile:
-        """Open a shard, in the place of the file that was open under its number.
+        """Open a shard, and close the file that was open under its number.
 
         `fingerprint` and `compression` are those of its record. `ctime_of` compares the opened file with the
         record, and returns its ctime (ns). Raises what it raises, and MissingShard, UnreadableShard, RefusedShard.

@@ -1,12 +1,12 @@
-"""The record of a shard in a view, and the steps that make it: keys, join, associate, fields, columns.
+"""Makes the record of a shard in a view, in steps: keys, join, associate, fields, columns.
 
 `compose` computes once what a shard shows in a view, and returns a second record of the same format. It is a
-function of the shard's own record, of the records and values that it is joined with, and of the options. So trees,
+function of the shard's own record, of the joined records and values, and of the options. So trees,
 listings and the index serve a view as they serve a shard.
 
-A member of a derived record has, in the place of its offset, an *address*: the number of a place and a number
-there. Place 0 is the shard itself; the others are in the record's directory (`view`). What the number means
-follows from the place's kind:
+In place of an offset, a member of a derived record has an *address*: the number of a place, and a number in that
+place. Place 0 is the shard itself; the others are in the record's directory (`view`). The kind of the place
+decides the meaning of the second number:
 
 | kind    | the bytes are | the number is |
 |---------|---------------|---------------|
@@ -15,8 +15,8 @@ follows from the place's kind:
 | field   | a field of a JSON column | the row in the section `field.from` (its address); the place has the path |
 | empty   | none: a file that stands for a missing column | 0 |
 
-The order in which the options work: samples that are left out, keys, join, associate, fields, columns, classes
-(`classes.py`). They work on a `Draft` (`draft.py`); the options are a `Composition`.
+The options, a `Composition`, are applied to a `Draft` (`draft.py`) in this order: left-out samples, keys, join,
+associate, fields, columns, classes (`classes.py`).
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ LABELLED = "labels.row.{}"  # the sections with how they use the rows of each la
 def compose(options: Composition, source: Ingredients, fingerprint: Fingerprint) -> bytes:
     """Return the record that shows a shard with these options.
 
-    If the options refuse a sample (`--missing error`), the record is empty, and `refusal` returns why. Raises what
-    the sources raise.
+    If the options refuse a sample (`--missing error`), the record is empty, and `refusal` returns the reason.
+    Raises the errors of the sources.
     """
     try:
         return _compose(Draft(options, source), fingerprint)
@@ -108,7 +108,7 @@ def _leave_out(draft: Draft) -> None:
 
 
 def _choose(draft: Draft, keys: KeyList) -> None:
-    """Keep only the samples that are listed."""
+    """Keep only the listed samples."""
     samples = draft.samples()
     is_kept = np.zeros(len(draft.paths), bool)
     places, uses = keys.find(draft.source.shard.name, [draft.paths[entry] for entry in samples.tolist()])
@@ -199,7 +199,7 @@ def digits_needed(record: Record) -> int:
 
 
 def add_joined(draft: Draft, joined: JoinedSet) -> None:
-    """Add the members that this set has for the same keys. Raises ViewError, ShardErrors."""
+    """Add the members of the same keys from this set. Raises ViewError, ShardErrors."""
     samples = draft.samples()
     shards, entries = joined.find(draft.source.number, [draft.paths[number] for number in samples.tolist()])
     missing, twice = samples[shards == MISSING], samples[shards == TWICE]
@@ -349,7 +349,7 @@ def add_fields(draft: Draft) -> None:
 def _members(draft: Draft, column: bytes) -> list[int]:
     """Return for each sample the first row with this column.
 
-    The order is that of the shard, so that the disk is read in one pass.
+    The rows are in the order of the shard, so that the disk is read in one pass.
     """
     rows = draft.rows
     at = np.flatnonzero(np.isin(rows.extension, draft.matching(column)) & ~draft.strays[rows.entry])
@@ -409,7 +409,7 @@ def select(draft: Draft) -> None:
             matches = matches[np.lexsort((matches, ranks[matches], rows.entry[matches]))]
         entries, first = np.unique(rows.entry[matches], return_index=True)
         first = matches[first]
-        # Under its own name a member is shown once; others may show it under other names, too.
+        # A member is shown once under its own name; other outputs may also show it under other names.
         fresh = first if column.name else first[~taken[first]]
         if not column.name:
             taken[fresh] = True
