@@ -155,6 +155,20 @@ def test_a_mix_has_exact_shares(
         assert max(own) - min(own) <= 1
 
 
+@pytest.mark.parametrize("options", [{}, {"pad": False}, {"drop_last": True}], ids=str)
+def test_a_pass_through_a_set_of_a_mix_repeats_fewer_samples_than_ranks(options: dict[str, bool]) -> None:
+    """A pass ends on all ranks at the same time, though some have a sample less."""
+    mix, ranks = wdsfs.Mix([(range(1000), 3), (range(100), 1)]), 8
+    counts: collections.Counter[int] = collections.Counter()
+    for rank in range(ranks):
+        counts.update(wdsfs.Shuffle(mix, rank=rank, world_size=ranks, **options))
+    passes = -(-sum(counts[number] for number in range(1000, 1100)) // 104)
+    for first, size, most in ((0, 1000, 1), (1000, 100, passes)):
+        own = [counts[number] for number in range(first, first + size)]
+        assert sum(max(count - most, 0) for count in own) < ranks * most
+        assert min(own) >= most - 1
+
+
 def hashed(order: wdsfs.Shuffle) -> str:
     return hashlib.sha256(np.array(samples_of(iter(order))).astype("<i8").tobytes()).hexdigest()[:16]
 

@@ -40,7 +40,7 @@ class Mix(Sequence[Any]):
 
     `weights` is a mapping of sets to positive numbers, or pairs of them. Numbers of samples count through the sets
     in their order. An epoch has `length` samples, by default as many as all sets together. A set gives all its
-    samples before it gives one twice. Raises UsageError.
+    samples before it gives one twice, except a few, fewer than there are ranks. Raises UsageError.
     """
 
     def __init__(
