@@ -359,7 +359,7 @@ def test_a_commit_that_cannot_be_finished_is_abandoned(a_set: Program) -> None:
         top = mounted.path
         kill_half_way(a_set, mounted)
         a_set.write("s1.tar", shard([("010.jpg", b"other"), ("new.jpg", b"other")]))
-        assert "use --abandon instead of --in-place" in a_set.refused("diff", top, code=7)
+        assert "type --abandon instead of --in-place" in a_set.refused("diff", top, code=7)
         assert "s1.tar: changed by another program" in a_set.refused("commit", "--in-place", top, code=7)
         with fails(errno.EBUSY):
             (top / "s2/000/cls").write_bytes(b"")

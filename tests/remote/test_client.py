@@ -285,10 +285,10 @@ def test_a_request_that_was_handed_out_again_is_answered_once_under_its_new_numb
     ours = remote({"gate": str(gate)}, device=device)
     tar = ours.open(url("gated"), PIN)
     for unique in order:
-        tar.hand_over(unique, 0, 4)
+        tar.hand_over(unique, 4096, 4100)  # not the head, where the fetcher reads on
     wait_until(lambda: ours.stats()["handed_over"] == 1, "the request")
     gate.touch()
-    assert reply(answers) == (6 | 1 << 63, 0, body_of("gated/o.tar")[:4])
+    assert reply(answers) == (6 | 1 << 63, 0, body_of("gated/o.tar")[4096:4100])
     wait_until(lambda: ours.stats()["handed_over"] == 0, "the reply")
     assert ours.stats()["requests"] == 1
     answers.setblocking(False)

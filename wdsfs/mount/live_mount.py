@@ -358,7 +358,7 @@ class FuseMount(LiveMount):
     def _silent(self, error: Exception) -> MountError:
         again = f"end it with `wdsfs umount {shlex.quote(self.mountpoint)}`, and mount it again"
         if not self.is_alive:
-            return MountError(f"{self.mountpoint}: the mount is dead, because its daemon has ended; {again}")
+            return MountError(f"{self.mountpoint}: the mount has ended, because its daemon is gone; {again}")
         if isinstance(error, OtherVersion):
             return MountError(f"{self.mountpoint} {error}")
         return MountError(f"{self.mountpoint}: its daemon does not answer ({error}); {again}")
