@@ -380,7 +380,9 @@ def test_what_is_listed_and_not_there_is_said(program: Program) -> None:
     program.write("none.txt", b"\x1b[2Jgone\n")
     refusal = program.run("ls", "--keys", "none.txt", "s{0..2}.tar", code=3).stderr
     assert b"none of its keys is in the set: '\\x1b[2Jgone'" in refusal
-    assert "write the list into a file" in program.refused("mount", "--keys", "-", "s0.tar", program.mountpoint, code=2)
+    assert "write the list into a file" in program.refused(
+        "mount", "--keys", "-", "s0.tar", program.mountpoint, code=2
+    )
 
 
 @pytest.mark.parametrize("command", ["mount", "view", "image", "ls", "cat", "info", "check", "pack", "export"])
