@@ -164,6 +164,14 @@ def test_what_was_fetched_ahead_is_requested_once_for_all_processes(
         assert len(web.gets()) == 1
 
 
+@pytest.mark.parametrize(("count", "requests"), [(60, 2), (100, 2), (200, 11)])
+def test_a_small_shard_is_indexed_by_two_requests(web: WebServer, count: int, requests: int) -> None:
+    """One for its beginning, and one for the rest; of a large shard the rest comes by requests in parallel."""
+    web.put("/s.tar", tars.tar(*(tars.member(b"%03d.bin" % at, bytes(50_000)) for at in range(count))))
+    wdsfs.samples(f"{web.url}/s.tar").close()
+    assert len(web.gets()) == requests
+
+
 def indexed_only(spec: str, monkeypatch: pytest.MonkeyPatch) -> wdsfs.Samples:
     """Return samples whose shards are in the index, and of which no cache has a byte."""
     wdsfs.samples(spec).close()

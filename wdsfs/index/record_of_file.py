@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 START = 256 << 10  # bytes that the first request brings: some headers, to decide by
 WINDOW = 128 << 20  # bytes that are fetched ahead
+PARALLEL_MIN = 5 << 20  # bytes of the rest of a shard, from which on several requests bring it
 # What the network brings within the latency of a request (20 ms at 500 MB/s).
 BYTES_PER_HOP = 10 << 20
 
@@ -53,7 +54,7 @@ class ScanReader:
             if offset // self._hops <= self._gap_max and offset + WINDOW // 2 > self._ahead:
                 begin, self._ahead = max(offset, self._ahead), offset + WINDOW
                 if begin < self.size:
-                    self._tar.will_need(begin, self._ahead)
+                    self._tar.will_need(begin, self._ahead, in_parallel=self.size - begin > PARALLEL_MIN)
         return self._tar.pread(size, offset)
 
     def close(self) -> None:
