@@ -23,7 +23,7 @@ import wdsfs
 from tests import tars
 from tests.bounded import bounded
 from tests.conftest import ROOT, Program, need_fuse
-from tests.library.conftest import expected
+from tests.library.conftest import expected, shard
 from tests.peers import SCRIPTS, need_tool, run_python
 from tests.thorough import examples
 from wdsfs.library import shuffle
@@ -419,6 +419,10 @@ def test_a_state_of_another_set(shards: str, tmp_path: Path) -> None:
         for order in (wdsfs.Shuffle(fewer), wdsfs.Shuffle(samples, range_bytes=1), wdsfs.Shuffle(range(12))):
             with pytest.raises(wdsfs.UsageError, match="open the same shards with the same range_bytes"):
                 order.load_state_dict(state)
+        for number in range(3):  # as many samples: their content is not compared
+            (tmp_path / f"u-{number}.tar").write_bytes(shard(number + 5))
+        with wdsfs.samples("u-{0..2}.tar") as others:
+            wdsfs.Shuffle(others).load_state_dict(state)
 
 
 def test_a_mix_is_a_data_set(shards: str) -> None:

@@ -229,7 +229,7 @@ class Shuffle:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where a state was taken, on as many ranks as there are now; the seed is that of the state.
 
-        Raises UsageError if the state is of another set.
+        Raises UsageError if the state is of a set with other numbers of samples or ranges.
         """
         try:
             rows = [zip(Stage._fields, row, (1, 1, 0), strict=True) for row in state["stages"]]
