@@ -51,7 +51,7 @@ class _Context(click.Context):
 
 def _show_help(ctx: click.Context, param: click.Parameter, is_wanted: bool) -> None:
     if is_wanted and not ctx.resilient_parsing:
-        ctx.meta[_EXPLAINS_ALL] = param is _HELP_ALL
+        ctx.meta[_EXPLAINS_ALL] = param in _HELP_ALL
         show_page(ctx.get_help())
         ctx.exit()
 
@@ -80,7 +80,7 @@ class Command(Paged):
         self._rare_count = len(rare) if len(rare) > _FEW else 0
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        return [*super().get_params(ctx), *[_HELP_ALL] * (self._rare_count > 0)]
+        return [*super().get_params(ctx), _HELP_ALL[self._rare_count == 0]]
 
     def _is_short(self, ctx: click.Context) -> bool:
         return self._rare_count > 0 and not ctx.meta.get(_EXPLAINS_ALL)
@@ -112,9 +112,19 @@ def _section(param: click.Parameter) -> str:
     return getattr(param, "section", OWN)
 
 
-_HELP_ALL = click.Option(
-    ["--help-all"], is_flag=True, is_eager=True, expose_value=False, callback=_show_help, help="Show all options."
-)
+# The second one is for commands whose `--help` has all options already.
+_HELP_ALL = [
+    click.Option(
+        ["--help-all"],
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        callback=_show_help,
+        help="Show all options.",
+        hidden=hidden,
+    )
+    for hidden in (False, True)
+]
 
 
 def in_section(title: str, option: Decorator[Any]) -> Decorator[Any]:
