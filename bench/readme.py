@@ -32,9 +32,9 @@ ROWS = {
     **PEERS,
 }
 BESIDE = {  # systems without a figure in some column
-    "`wdsfs.Shuffle` trained with {} images/s": (TRAINING, "wdsfs.Shuffle"),
-    "the webdataset library trained with {} images/s": (TRAINING, "webdataset"),
-    "a first read of `energon mount` took {} µs": (FIRST, "energon"),
+    "training by `wdsfs.Shuffle` {} images/s": (TRAINING, "wdsfs.Shuffle"),
+    "by the webdataset library {} images/s": (TRAINING, "webdataset"),
+    "a first read by `energon mount` {} µs": (FIRST, "energon"),
 }
 FILES = {
     "wdsfs mount": "wdsfs",
@@ -67,7 +67,7 @@ def comparison(results: Results) -> str:
         for text, (measure, system) in BESIDE.items()
         if (value := results.median(measure.workload, measure.case, system)) is not None
     ]
-    return "\n".join([*lines, *(["", f"In the same run {', '.join(said)}."] if said else [])])
+    return "\n".join([*lines, *(["", f"Also in this run: {', '.join(said)}."] if said else [])])
 
 
 def chart(results: Results) -> str:
