@@ -462,7 +462,7 @@ def test_after_the_end_of_all_processes_everything_is_there(program: Program, se
         with fails(107, 103), file:
             file.write(b"x")
         said = program.refused("commit", "--in-place", mounted.path, code=5)
-        assert "its daemon has ended; end it with" in said
+        assert "its daemon is gone; end it with" in said
         assert f"wdsfs umount {mounted.path}" in said
         program.run("umount", mounted.path)
     with program.mounted(*OPTIONS) as mounted:

@@ -322,7 +322,7 @@ class Demand:
             if not missing:  # another process has fetched the range meanwhile
                 return
             await self._request(part, missing[0][0], missing[-1][1])
-            if not part.is_cached:
+            if not part.is_cached and not cached.evicted:
                 self._say_full(item)
         finally:
             if claimed:
