@@ -144,7 +144,7 @@ class OpenedSet:
 
 
 class Closed:
-    """A stand-in for a closed set: raises this error for each question, by default a UsageError."""
+    """A stand-in for the reader of a set that was closed, or has changed: each question raises `error`."""
 
     def __init__(self, error: WdsfsError | None = None) -> None:
         self._error = error or UsageError("this is closed; open it again")
