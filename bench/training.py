@@ -36,7 +36,7 @@ MODULES = {
 FORMATS = ("mosaic", "litdata", "energon")  # what reads no shards until they are converted
 REMOTE_SHARDS = 8
 LIMIT = 3  # of the limit for a step: an epoch reads, decodes or converts 2 GB
-COLD, REMOTE = "cold disk, files of 76 kB", "store at 20 ms, decoding"
+COLD, REMOTE, LOCAL = "cold disk, files of 76 kB", "store at 20 ms, decoding", "page cache, decoding"
 
 Environment = dict[str, str] | None
 
@@ -89,6 +89,8 @@ def training(bench: Bench) -> None:
             with bench.attempt_at(NAMES.get(way, way)):
                 bench.say(f"cold epoch: {NAMES.get(way, way)}")
                 _cold_epoch(bench, way, data)
+                if way in NAMES:
+                    _cold_reads(bench, way, data)
     _from_store(bench, data)
     _read_again(bench)
     _resumed(bench)
@@ -182,7 +184,14 @@ def _cold_cat(bench: Bench, data: Set) -> None:
     bench.evict("cat", data.paths)
     since = time.perf_counter()
     run("sh", "-c", 'cat "$@" >/dev/null', "cat", *data.paths)
-    bench.add(COLD, "MB/s", "cat", _size(data) / (time.perf_counter() - since) / 1e6)
+    bench.add(f"{COLD}, one process", "MB/s", "cat", _size(data) / (time.perf_counter() - since) / 1e6)
+
+
+def _cold_reads(bench: Bench, way: str, data: Set) -> None:
+    """Reads without a loader: nothing is made of the samples, and no process hands them to another."""
+    bench.evict(NAMES[way], data.paths)
+    seconds = _loader(bench, "read", 1, way, data.paths, data)["seconds"][0]
+    bench.add(f"{COLD}, one process", "MB/s", NAMES[way], _size(data) / seconds / 1e6)
 
 
 def _cold_epoch(bench: Bench, way: str, data: Set) -> None:
@@ -192,7 +201,7 @@ def _cold_epoch(bench: Bench, way: str, data: Set) -> None:
     report = _loader(bench, "bytes", 1, way, data.paths, data)
     if report["total"] != sum(member.crc for _, member in data.members()):
         raise Broken("the loader has seen other bytes than were written")
-    bench.add(COLD, "MB/s", NAMES.get(way, way), _size(data) / report["seconds"][0] / 1e6)
+    bench.add(f"{COLD}, 4 workers", "MB/s", NAMES.get(way, way), _size(data) / report["seconds"][0] / 1e6)
 
 
 def _size(data: Set) -> int:
@@ -200,7 +209,7 @@ def _size(data: Set) -> int:
 
 
 def _from_store(bench: Bench, data: Set) -> None:
-    """Some of the shards behind a slow network, each time with an empty cache."""
+    """Some of the shards behind a slow network, each time with an empty cache; and from the page cache."""
     part = Set("training", data.directory, data.shards[:REMOTE_SHARDS])
     part.count = len(part.members())
     with network(bench.sets.home, bench.sets.home / "network") as server:
@@ -212,6 +221,7 @@ def _from_store(bench: Bench, data: Set) -> None:
                 name = "webdataset pipe:curl" if way == "webdataset" else NAMES[way]
                 with bench.attempt_at(name):
                     totals.add(_epoch_from_store(bench, name, way, part, shards, server))
+                    totals.add(_epoch_of_local(bench, name, way, part))
     if len(totals) > 1:
         bench.results.failed(bench.workload, "all", "the sums of all pixels differ between the loaders")
 
@@ -221,6 +231,14 @@ def _epoch_from_store(bench: Bench, name: str, way: str, data: Set, shards: Remo
     report = _loader(bench, "pixels", 1, way, shards.urls, data, shards.fresh())
     bench.add(REMOTE, "images/s", name, data.count // 2 / report["seconds"][0])
     bench.add(f"{REMOTE}, requests a GB", "", name, (server.traffic()[0] - before) / size * 1e9)
+    return int(report["total"])
+
+
+def _epoch_of_local(bench: Bench, name: str, way: str, data: Set) -> int:
+    """The same images without a store: no loader of a store can be quicker."""
+    cache.warm(data.paths)
+    report = _loader(bench, "pixels", 1, way, data.paths, data)
+    bench.add(LOCAL, "images/s", name, data.count // 2 / report["seconds"][0])
     return int(report["total"])
 
 
