@@ -197,16 +197,17 @@ class Shuffle:
                 for (ranks, ranges, _), counts in zip(self._stages, given, strict=True)
             ]
             words = (self.seed, self.epoch, owner)
-            sets.append(self._announcing(owner, steps_after(self._ranges[owner], words, stages, self.rank)))
+            steps = steps_after(self._ranges[owner], words, stages, self.rank)
+            sets.append(itertools.chain.from_iterable(self._announcing(owner, steps)))
         if len(sets) == 1:
             return sets[0]
         return (next(sets[owner]) for owner in picks_after(self._mix.weights, self._first))
 
-    def _announcing(self, owner: int, steps: Iterator[Step]) -> Iterator[int]:
-        """Yield the numbers of samples of a set. Tell the set its next ranges on the way."""
-        will_read = getattr(self._mix.sets[owner], "will_read", None)
+    def _announcing(self, owner: int, steps: Iterator[Step]) -> Iterator[Iterable[int]]:
+        """Yield the numbers of samples of a set, some at a time. Tell the set its next ranges on the way."""
+        will_read, first = getattr(self._mix.sets[owner], "will_read", None), self._mix.firsts[owner]
         for numbers, range_ in steps:
-            yield from map(self._mix.firsts[owner].__add__, numbers)
+            yield map(first.__add__, numbers) if first else numbers
             if range_ is not None and will_read is not None:
                 will_read(*range_)
 
