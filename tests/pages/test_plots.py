@@ -7,9 +7,7 @@ from wdsfs.pages.site import UNREADABLE, plot_shards
 
 def test_shards() -> None:
     plot = plot_shards([100, 50, UNREADABLE, 100])
-    assert plot.alt == (
-        "Samples by shard: 4 shards with 50 to 100 samples, 83 on average. 1 shard cannot be read."
-    )
+    assert "4 shards with 50 to 100 samples, 83 on average. 1 shard cannot" in plot.alt
     assert [bar.length for bar in plot.bars] == [1, 0.5, 0, 1]
     assert plot.bars[1].cells == ("1", "50", "50.0", "50")
     assert plot_shards([]).alt == "There are no samples in 0 shards."

@@ -200,6 +200,10 @@ class Browser:
             field.send_keys(value)
         self.follow(".filter button")
 
+    def wait_for_table(self) -> None:
+        """Until then, the page replaces some of its parts."""
+        wait_until(lambda: not self.all(".state") and self.all(".chart"), "the table")
+
     def wait_for_what_is_seen(self) -> None:
         script = """return [...document.querySelectorAll('.grid img, .pictures img')].every(
                 one => one.complete || one.getBoundingClientRect().top > innerHeight)

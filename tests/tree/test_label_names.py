@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -80,10 +81,8 @@ def test_a_row_means_a_sample(tmp_path: Path, case: str, option: str) -> None:
     if option == "keys":
         assert {key.decode() for key in found} == {key for key, row in expected.items() if row}
     else:
-        labels = {key.decode(): columns.get(b"label") for key, columns in found.items()}
-        assert {key: labels[key] for key in expected} == {
-            key: None if row is None else row.encode() for key, row in expected.items()
-        }
+        labels = {key: found[key.encode()].get(b"label", b"").decode() or None for key in expected}
+        assert labels == expected
 
 
 SHARED: dict[str, list[dict[str, str | None]]] = {
@@ -108,17 +107,11 @@ def test_what_is_guessed_and_what_matches_nothing_is_said_once(program: Program)
     program.write("l.csv", f"id,file_name,label\n{rows}1,1.jpg,x\n2,2.jpg,y\n".encode())
     done = program.run("ls", "--associate", "l.csv", "--missing", "skip", *specs)
     said = done.stderr.decode().splitlines()
-    assert said[0].endswith("l.csv: the keys are in 'file_name'; FILE:COLUMN names another column")
-    assert said[1].endswith("9 of its 11 rows have no sample: 'img/0', 'img/1', 'img/2' ...")
-    assert len(said) == 2
+    expected = ("l.csv: .*'file_name'; FILE:COLUMN", "9 of its 11 rows .*: 'img/0', 'img/1', 'img/2' ...")
+    assert [bool(re.search(*pair)) for pair in zip(expected, said, strict=True)] == [True, True]
     assert program.run("ls", "-q", "--associate", "l.csv", "--missing", "skip", *specs).stderr == b""
     program.write("n.csv", b"id,label\n1,x\n")
     refusal = program.refused("ls", "--associate", "n.csv", *specs, code=3)
-    assert "sample 'a/1' is not in" in refusal
-    assert "n.csv, whose keys are in 'id'; --missing skip" in refusal
-    assert "these end in .csv .tsv" in program.refused("ls", "--associate", write_array(program), *specs, code=2)
-
-
-def write_array(program: Program) -> Path:
+    assert re.search("'a/1' is not in .*n.csv, .*'id'; --missing skip", refusal)
     np.save(program.home / "k.npy", np.array(["a/1"]))
-    return program.home / "k.npy"
+    assert ".csv .tsv" in program.refused("ls", "--associate", program.home / "k.npy", *specs, code=2)

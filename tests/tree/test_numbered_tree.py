@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import random
@@ -21,7 +20,8 @@ from hypothesis import strategies as st
 from tests import tars
 from tests.conftest import Program, fails
 from tests.processes import wait_until
-from tests.tree.test_shard_tree import a_set
+from tests.tree.test_shard_tree import a_set, content_of, names_in
+from tests.tree.test_view_record import asked
 from wdsfs.errors import (
     InvalidRequest,
     IsADirectory,
@@ -37,7 +37,6 @@ from wdsfs.inodes import BY_INDEX, NUMBERED, ROOT, THOUSAND, pack_extra
 from wdsfs.shards import Shard
 from wdsfs.spec.expand import expand
 from wdsfs.tree import numbered_tree
-from wdsfs.tree.content import read
 from wdsfs.tree.indexing import NotIndexed, indexed
 from wdsfs.tree.numbered_tree import NumberedTree, check_name, make_numbered
 from wdsfs.tree.shard_set import ShardSet
@@ -85,14 +84,9 @@ def links(tree: NumberedTree) -> dict[int, bytes]:
 def sample_at(tree: NumberedTree, target: bytes) -> dict[bytes, bytes]:
     """Return the files at the target of a link: contents by the full name in the tar."""
     assert target.startswith(b"../../../")
-    node = tree.resolve(target.removeprefix(b"../../../"))
-    assert stat.S_ISDIR(node.mode)
-    found = {}
-    for entry in list(tree.listing(node.inode, AT_PARENT)):
-        if stat.S_ISREG(entry.node.mode):
-            content = tree.content(entry.node.inode)
-            found[tree.getxattr(entry.node.inode, b"user.wdsfs.member")] = read(content, 0, content.size)
-    return found
+    entries = list(tree.listing(tree.resolve(target.removeprefix(b"../../../")).inode, AT_PARENT))
+    inodes = [entry.node.inode for entry in entries if stat.S_ISREG(entry.node.mode)]
+    return {tree.getxattr(inode, b"user.wdsfs.member"): content_of(tree, inode) for inode in inodes}
 
 
 def counted(tar: bytes) -> list[dict[bytes, bytes]]:
@@ -102,6 +96,16 @@ def counted(tar: bytes) -> list[dict[bytes, bytes]]:
         key = one["__key__"].encode("utf-8", "surrogateescape")
         samples.append({key + b"." + ext.encode(): data for ext, data in one.items() if not ext.startswith("__")})
     return samples
+
+
+def check_links(tree: NumberedTree, shards: Sequence[bytes]) -> dict[int, bytes]:
+    """Check that each link leads to the sample of its number; return the links."""
+    found, expected = links(tree), [sample for shard in shards for sample in counted(shard)]
+    assert len(found) == len(expected) == tree.totals().samples
+    for number, sample in enumerate(expected):
+        # Where a key is a folder, too, the directory has both: what is looked for is among the rest.
+        assert sample_at(tree, found[number]).items() >= sample.items(), number
+    return found
 
 
 ODD = tars.tar(
@@ -124,13 +128,9 @@ ODD = tars.tar(
 def test_the_numbers_are_those_of_a_reader(view: View, merge: bool) -> None:
     other = tars.tar(*(tars.member(b"a/%d.txt" % number, b"%d" % number) for number in range(3)))
     shards = [ODD, tars.tar(), other, ODD]
-    expected = [sample for shard in shards for sample in counted(shard)]
     with a_tree(shards, view, merge) as tree:
-        found = links(tree)
-        assert len(found) == len(expected) == tree.totals().samples == 17
-        for number, sample in enumerate(expected):
-            # Where a key is a folder, too, the directory has both: what is looked for is among the rest.
-            assert sample_at(tree, found[number]).items() >= sample.items(), number
+        found = check_links(tree, shards)
+        assert len(found) == 17
         if merge:
             assert found[9] == b"../../../a/2"
 
@@ -142,12 +142,8 @@ def test_any_order_of_folders(shards: list[list[bytes]]) -> None:
     for at, keys in enumerate(shards[:4]):
         members = [tars.member(key + b".%d" % n, b"%d-%d" % (at, n)) for n, key in enumerate(keys)]
         made.append(tars.tar(*members))
-    expected = [sample for shard in made for sample in counted(shard)]
     with a_tree(made) as tree:
-        found = links(tree)
-        assert len(found) == len(expected)
-        for number, sample in enumerate(expected):
-            assert sample_at(tree, found[number]).items() >= sample.items()
+        check_links(tree, made)
 
 
 def plain(count: int, first: int = 0, content: bytes = b"x") -> bytes:
@@ -156,13 +152,13 @@ def plain(count: int, first: int = 0, content: bytes = b"x") -> bytes:
 
 def test_the_directory_in_the_top() -> None:
     with a_tree([plain(3), plain(1)]) as tree:
-        assert [entry.name for entry in tree.listing(ROOT)] == [b".", b"..", b"s0", b"s1", b"by-index"]
+        assert names_in(tree) == [b"s0", b"s1", b"by-index"]
         last = list(tree.listing(ROOT))[-1]
         assert list(tree.listing(ROOT, last.cursor)) == []
         assert tree.getattr(ROOT).links == 2 + 3
         assert tree.parent(last.node.inode) == ROOT
         assert tree.places(last.node.inode) == [(ROOT, b"by-index")]
-        assert [entry.name for entry in tree.listing(last.node.inode)] == [b".", b"..", b"000"]
+        assert names_in(tree, b"by-index") == [b"000"]
         for absent in (b"by-index/0", b"by-index/001", b"by-index/000/001", b"by-index/000/x", b"by-index/-01"):
             with pytest.raises(NoSuchEntry):
                 tree.resolve(absent)
@@ -261,7 +257,7 @@ def test_links_follow_a_change(tmp_path: Path) -> None:
     # A shard that is gone: nobody knows the numbers of the samples after it.
     os.rename(tmp_path / "s0.tar", tmp_path / "kept")
     one.lower.distrust()
-    assert [entry.name for entry in one.listing(ROOT)] == [b".", b"..", b"s0", b"s1", b"by-index"]
+    assert names_in(one) == [b"s0", b"s1", b"by-index"]
     for path in (b"by-index/000", b"by-index/000/000/000006"):
         with pytest.raises(ShardError):
             one.resolve(path)
@@ -311,7 +307,7 @@ def test_a_shard_of_that_name_is_refused() -> None:
 
 def test_a_folder_of_that_name_wins() -> None:
     with a_tree([tars.tar(tars.member(b"by-index/a.txt", b"data"))], merge=True) as tree:
-        assert [entry.name for entry in tree.listing(ROOT)] == [b".", b"..", b"by-index"]
+        assert names_in(tree) == [b"by-index"]
         assert tree.resolve(b"by-index/a/txt").size == 4
 
 
@@ -343,15 +339,10 @@ def test_links_of_a_mount(program: Program) -> None:
         program.write("s-0.new", plain(2, content=b"new")).rename(program.home / "s-0.tar")
         mounted.expect_log(r"s-0\.tar has changed")
         mounted.allow_log("ESTALE")
-        wait_until(lambda: readlink(by_index / "000/000/000002") == "../../../s-1/00000", "the new numbers")
+        wait_until(
+            lambda: asked(os.readlink, by_index / "000/000/000002") == "../../../s-1/00000", "the new numbers"
+        )
         assert (by_index / "000/000/000001/00001.txt").read_bytes() == b"new"
-
-
-def readlink(path: Path) -> str | None:
-    """Return the target of a link; None while the kernel knows the link before the change."""
-    with contextlib.suppress(OSError):
-        return os.readlink(path)
-    return None
 
 
 def test_where_it_does_not_go(program: Program) -> None:
@@ -360,10 +351,10 @@ def test_where_it_does_not_go(program: Program) -> None:
     assert listed.split() == [b"000/", b"000/000/", b"000/000/000000", b"000/000/000001"]
     program.refused("cat", "a.tar", "by-index/000/000/000000/txt", code=6)  # the name of the file itself is needed
     assert program.run("cat", "a.tar", "a/00000/txt").stdout == b"x"
-    message = program.refused("ls", "--index-tree", "--layout", "files", "a.tar", code=2)
-    assert "--layout samples" in message
-    message = program.refused("mount", "--index-tree", "--overlay", "edits", "a.tar", program.mountpoint, code=2)
-    assert "leave out one of the two" in message
+    assert "--layout samples" in program.refused("ls", "--index-tree", "--layout", "files", "a.tar", code=2)
+    assert "--overlay" in program.refused(
+        "mount", "--index-tree", "--overlay", "edits", "a.tar", program.mountpoint, code=2
+    )
     program.write("by-index.tar", plain(2))
-    for command in (["ls", "by-index.tar"], ["mount", "by-index.tar", str(program.mountpoint)]):
-        assert "rename the shard" in program.refused(command[0], "--index-tree", *command[1:], code=2)
+    for command, *words in (("ls",), ("mount", program.mountpoint)):
+        assert "rename the shard" in program.refused(command, "--index-tree", "by-index.tar", *words, code=2)

@@ -13,13 +13,14 @@ import io
 import itertools
 import json
 import os
+import re
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from unittest.mock import Mock
 
 import pytest
@@ -28,6 +29,7 @@ import wdsfs
 from tests import sets, tars
 from tests.conftest import Program
 from tests.processes import wait_until
+from tests.tree.test_shard_tree import names_in
 from wdsfs import names, source
 from wdsfs.cli import mount_helper
 from wdsfs.errors import (
@@ -129,6 +131,13 @@ def shown(below: ShardSet, number: int) -> list[Sample]:
     return sorted(found)
 
 
+def settle(below: ShardSet) -> None:
+    """Make the records of all shards, or have them refused."""
+    for number in below.numbers:
+        with contextlib.suppress(ViewError):
+            indexed(below.record, number)
+
+
 def one_shard(directory: Path, samples: Sequence[Sample], **options: Any) -> list[Sample]:
     shard = write(directory / "s.tar", samples)
     with a_view(directory, [shard], Composition(**options)) as below:
@@ -145,27 +154,11 @@ AB: list[Sample] = [
 # --- columns ----------------------------------------------------------------------------------------------
 
 
-def line(samples: Sequence[Sample]) -> str:
-    """The samples on one line: `KEY EXTENSION=CONTENT ...; KEY ...`."""
-    parts = [[key, *(ext + b"=" + content.strip() for ext, content in columns)] for key, columns in samples]
-    return b"; ".join(map(b" ".join, parts)).decode()
-
-
-def test_of_alternatives_the_first_in_the_tar_is_shown(tmp_path: Path) -> None:
-    both = "d/a jpg=A cls=0; d/b png=BB cls=1"
-    assert line(one_shard(tmp_path, AB, columns=columns_of(["jpg;png", "cls"]), missing=SKIP)) == both
-    # The order of the alternatives does not matter, but names the file that stands for none of them.
-    turned = one_shard(tmp_path, AB, columns=columns_of(["png;jpg", "cls"]), missing=EMPTY)
-    assert line(turned) == f"c png= cls=; {both}"
-
-
 def test_letter_case(tmp_path: Path) -> None:
-    found = one_shard(tmp_path, AB, columns=columns_of(["jpg;Png"]), ignore_case=True)
-    assert line(found) == "c jpg=C; d/a jpg=A; d/b Png=BB"
-    assert line(one_shard(tmp_path, AB[2:], ignore_case=True)) == "c jpg=C txt=c"
+    """Beyond ASCII; that of ASCII is in the model of `test_fields.py`."""
     for options in ({}, {"columns": columns_of(["é"])}):
         found = one_shard(tmp_path, [(b"k", [("É".encode(), b"E")])], ignore_case=True, **options)
-        assert line(found) == "k é=E"
+        assert found == [(b"k", [("é".encode(), b"E")])]
 
 
 def test_strays_are_shown_unless_columns_are_chosen(tmp_path: Path) -> None:
@@ -176,18 +169,12 @@ def test_strays_are_shown_unless_columns_are_chosen(tmp_path: Path) -> None:
     left_out = replace(shard, without=frozenset([b"./d/b"]))
     with a_view(tmp_path, [left_out], Composition()) as below:
         tree = make_tree(below, View("files"))
-        names = [entry.name for entry in tree.listing(tree.resolve(b"s").inode, 2)]
-        assert names == [b"d", b"c.JPG", b"c.txt", b"README", b"link", b"hard.x"]
+        assert names_in(tree, b"s") == [b"d", b"c.JPG", b"c.txt", b"README", b"link", b"hard.x"]
         assert tree.readlink(tree.resolve(b"s/link").inode) == b"d/a.jpg"
         assert read(below, 0, tree.resolve(b"s/hard.x").inode & (1 << 30) - 1) == b"A"
-        assert [entry.name for entry in tree.listing(tree.resolve(b"s/d").inode, 2)] == [
-            b"a.jpg",
-            b"a.png",
-            b"a.cls",
-        ]
+        assert names_in(tree, b"s/d") == [b"a.jpg", b"a.png", b"a.cls"]
     with a_view(tmp_path, [left_out], Composition(columns=columns_of(["JPG;jpg"]))) as below:
-        tree = make_tree(below, View("files"))
-        assert [entry.name for entry in tree.listing(tree.resolve(b"s").inode, 2)] == [b"d", b"c.JPG"]
+        assert names_in(make_tree(below, View("files")), b"s") == [b"d", b"c.JPG"]
 
 
 def test_samples_are_left_out_of_their_shard_only(tmp_path: Path) -> None:
@@ -248,8 +235,6 @@ def test_keys_that_are_missing_or_there_twice(tmp_path: Path) -> None:
     for twice in (beside, [depth(b"d/a", b"c", b"d/b"), depth(b"c"), depth(b"x")]):
         with pytest.raises(ViewError, match=r"sample 'c' is more than once .*--duplicates skip"):
             joined(tmp_path, twice)
-    assert joined(tmp_path, beside, duplicates=EMPTY) == with_depth(b"d/a", b"d/b")
-    assert [key for key, _ in joined(tmp_path, beside, duplicates=SKIP)] == [b"d/a", b"d/b"]
 
 
 def test_a_column_that_the_shard_has_itself(tmp_path: Path) -> None:
@@ -258,9 +243,6 @@ def test_a_column_that_the_shard_has_itself(tmp_path: Path) -> None:
         joined(tmp_path, both)
     with pytest.raises(ViewError, match="has the column 'Png', and so"):
         joined(tmp_path, [depth(b"c"), depth(b"d/a", b"d/b", ext=b"Png")], ignore_case=True, missing=EMPTY)
-    # A column that nobody asks for clashes with none.
-    chosen = joined(tmp_path, both, columns=columns_of(["depth"]))
-    assert chosen == [(key, [(b"depth", b"D" + key)]) for key in (b"c", b"d/a", b"d/b")]
 
 
 @pytest.mark.parametrize("beside", [True, False])
@@ -460,17 +442,6 @@ def test_rows_that_are_missing_or_there_twice(tmp_path: Path) -> None:
         labelled(tmp_path, file, missing=SKIP)
 
 
-def settled_or_refused(below: ShardSet, number: int) -> None:
-    with contextlib.suppress(ViewError):
-        indexed(below.record, number)
-
-
-def test_a_label_wins_over_a_column_in_another_letter_case(tmp_path: Path) -> None:
-    file = as_csv(tmp_path / "l.csv", [{"key": "d/a", "CLS": "7"}])
-    found = one_shard(tmp_path, AB, associate=(str(file),), missing=SKIP, ignore_case=True)
-    assert line(found) == "d/a jpg=A png=AA cls=7"
-
-
 def test_samples_that_are_refused_have_no_numbers(tmp_path: Path) -> None:
     """If the samples after them moved up, a link would lead to another sample than its number says."""
     shards = [write(tmp_path / f"s{n}.tar", [(b"k%d" % n, [(b"cls", b"%d" % n)])]) for n in (0, 1)]
@@ -478,8 +449,7 @@ def test_samples_that_are_refused_have_no_numbers(tmp_path: Path) -> None:
     with a_view(tmp_path, shards, wanted, indexed=False) as below:
         tree = make_numbered(below, View(index_tree=True))
         for path in (b"by-index/000/000/000000", b"by-index/000", b"by-index/000/000/000001"):
-            for number in (0, 1):
-                settled_or_refused(below, number)
+            settle(below)
             with pytest.raises(ViewError, match="sample 'k0' is not in"):
                 tree.resolve(path)
         assert tree.resolve(b"by-index").links == 1
@@ -511,42 +481,43 @@ def test_an_order_of_samples_is_of_one_content(tmp_path: Path) -> None:
         assert list(indexed(samples_of, below, 0)) == [0]
 
 
+# A file that is wrong, and the place that the message names; the way out, or the column, where there is one.
 WRONG: dict[str, tuple[str, bytes, str]] = {
-    "no key": ("l.csv", b"a,b\n1,2\n", r"l\.csv: has no column that names the samples, .* 'a', 'b'\); .*; name"),
-    "empty": ("l.csv", b"", r"l\.csv: has no column .* \(columns: none\)"),
-    "fields": ("l.csv", b"key,b\nx,1\ny\n", r"l\.csv:3: has 1 fields; the first line has 2"),
-    "quotes": ("l.csv", b'key,b\nx,"1\n', r"l\.csv:\d: a quote is not closed until the end"),
-    "twice": ("l.csv", b"key,b,b\n", r"l\.csv:1: has two columns 'b'"),
-    "file name": ("l.csv", b"key,a/b\nx,1\n", r"l\.csv:2: the column 'a/b' cannot be the name of a file"),
-    "semicolons": (
-        "l.csv",
-        b"\xef\xbb\xbfkey;b\nx;1,5\n",
-        r"l\.csv:1: has a semicolon between .* with a comma there",
-    ),
-    "commas": ("l.tsv", b"key,b\nx,1\n", r"l\.tsv:1: has a comma between its columns: save it with a tab there"),
-    "utf-16": ("l.csv", "key,b\nx,1\n".encode("utf-16"), r"l\.csv: is in UTF-16: save it as UTF-8"),
-    "json in utf-16": ("l.jsonl", '{"key": "x"}'.encode("utf-16"), r"l\.jsonl: is in UTF-16: save it as UTF-8"),
-    "a long name": ("l.csv", b"key," + b"n" * 300 + b"\nx,1\n", r"l\.csv:2: the column 'n+\.\.\.n+' cannot be"),
-    "UTF-16 in gzip": ("l.jsonl.gz", gzip.compress('{"key": 1}'.encode("utf-16")), r"gz: is in UTF-16: save it"),
+    "no key": ("l.csv", b"a,b\n1,2\n", r": .* 'a', 'b'\).*l\.csv:COLUMN"),
+    "empty": ("l.csv", b"", r": has no column"),
+    "fields": ("l.csv", b"key,b\nx,1\ny\n", r":3: has 1 fields"),
+    "quotes": ("l.csv", b'key,b\nx,"1\n', r":\d: a quote"),
+    "twice": ("l.csv", b"key,b,b\n", r":1: .*'b'"),
+    "file name": ("l.csv", b"key,a/b\nx,1\n", r":2: the column 'a/b' .*rename"),
+    "semicolons": ("l.csv", b"\xef\xbb\xbfkey;b\nx;1,5\n", r":1: .* with a comma"),
+    "commas": ("l.tsv", b"key,b\nx,1\n", r":1: .* with a tab"),
+    "utf-16": ("l.csv", "key,b\nx,1\n".encode("utf-16"), r": is in UTF-16"),
+    "json in utf-16": ("l.jsonl", '{"key": "x"}'.encode("utf-16"), r": is in UTF-16"),
+    "UTF-16 in gzip": ("l.jsonl.gz", gzip.compress('{"key": 1}'.encode("utf-16")), r": is in UTF-16"),
+    "a long name": ("l.csv", b"key," + b"n" * 300 + b"\nx,1\n", r":2: the column 'n+\.\.\.n+'"),
     "large number": (
         "l.jsonl",
         b'{"key": "a", "n": ' + b"9" * 5000 + b"}\n",
-        r":1: is not JSON \(Exceeds .*digits\);",
+        r":1: is not JSON .*digits\);",
     ),
-    "no json": ("l.jsonl", b'{"key": "a"}\n{', r"l\.jsonl:2: is not JSON"),
-    "no object": ("l.jsonl", b"[1]\n", r"l\.jsonl:1: is not a JSON object"),
-    "odd column": ("l.jsonl", b'{"key": "a", "\\ud800": 1}\n', r"l\.jsonl:1: the column .* cannot be the name"),
-    "no key in line": ("l.jsonl", b'{"a": 1}\n', r"l\.jsonl:1: has no column that names the samples"),
-    "no key in a line": ("l.jsonl", b'{"id": 1}\n{"a": 1}\n', r"l\.jsonl:2: has no field 'id' \(fields: 'a'\)"),
-    "odd key": ("l.jsonl", b'{"key": [1]}\n', r"l\.jsonl:1: the field 'key' is not a key: \[1\]"),
-    "half a character": ("l.jsonl", b'{"key": "a", "b": "\\ud800"}\n', r"l\.jsonl:1: the field 'b' holds half"),
-    "other names in each line": (
-        "l.jsonl",
-        b"".join(b'{"key": "a", "%d": 1}\n' % number for number in range((1 << 16) + 1)),
-        r"l\.jsonl:65537: too many fields, at '65536': the limit is 65,536",
-    ),
-    "no database": ("l.sqlite", b"what is this, no database at all?" * 9, r"l\.sqlite: cannot be read as SQLite"),
+    "no json": ("l.jsonl", b'{"key": "a"}\n{', r":2: is not JSON"),
+    "no object": ("l.jsonl", b"[1]\n", r":1: is not a JSON object"),
+    "odd column": ("l.jsonl", b'{"key": "a", "\\ud800": 1}\n', r":1: the column"),
+    "no key in line": ("l.jsonl", b'{"a": 1}\n', r":1: has no column"),
+    "no key in a line": ("l.jsonl", b'{"id": 1}\n{"a": 1}\n', r":2: has no field 'id' \(fields: 'a'\)"),
+    "odd key": ("l.jsonl", b'{"key": [1]}\n', r":1: the field 'key'"),
+    "half a character": ("l.jsonl", b'{"key": "a", "b": "\\ud800"}\n', r":1: the field 'b'"),
+    "many names": ("l.jsonl", b"".join(b'{"key": "a", "%d": 1}\n' % n for n in range((1 << 16) + 1)), r":65537: "),
+    "no database": ("l.sqlite", b"what is this, no database at all?" * 9, r": cannot be read as SQLite"),
 }
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_label_file_that_is_wrong(tmp_path: Path, case: str) -> None:
+    name, content, message = WRONG[case]
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ViewError, match=re.escape(name) + message):
+        labelled(tmp_path, tmp_path / name)
 
 
 def test_a_line_of_labels_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -561,25 +532,15 @@ def test_a_line_of_labels_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert labelled(tmp_path, file, missing=SKIP)
 
 
-@pytest.mark.parametrize("case", WRONG)
-def test_a_label_file_that_is_wrong(tmp_path: Path, case: str) -> None:
-    name, content, message = WRONG[case]
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(ViewError, match=message):
-        labelled(tmp_path, tmp_path / name)
-
-
 def test_label_files_that_cannot_be_meant(tmp_path: Path) -> None:
     two = as_sqlite(tmp_path / "two.db", more="CREATE TABLE u (x);")
-    with pytest.raises(ViewError, match=r"name one of its tables, as in two.db:TABLE: the tables are 't', 'u'"):
-        labelled(tmp_path, two)
-    with pytest.raises(ViewError, match=r"has no table 'v'"):
-        labelled(tmp_path, f"{two}:v")
+    for text, message in ((two, "two.db:TABLE: .*'t', 'u'"), (f"{two}:v", "has no table 'v'")):
+        with pytest.raises(ViewError, match=message):
+            labelled(tmp_path, text)
     (tmp_path / "l.txt").write_text("a b\n")
-    with pytest.raises(UsageError, match=r"not a kind of table .* these end in \.csv"):
-        label_files.label_files(str(tmp_path / "l.txt"))
-    with pytest.raises(UsageError, match="there is no such file"):
-        label_files.label_files(str(tmp_path / "none.csv"))
+    for name in ("l.txt", "none.csv"):
+        with pytest.raises(UsageError, match=f"--associate .*{name}: "):
+            label_files.label_files(str(tmp_path / name))
 
 
 def _refuse_import(name: str) -> None:
@@ -685,28 +646,21 @@ def test_names_of_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     for text, expected in (
         ("a\n b \n", {"0": "a", "1": "b"}),
         ('["a", "b"]', {"0": "a", "1": "b"}),
-        ('{"n02": "a", "7": "b"}', {"n02": "a", "7": "b"}),
+        ('{"n02": "a", "7": "b", "2": "a"}', {"n02": "a", "7": "b", "2": "a"}),
         ("a\fb\x1c\nc\u2028d\u0085\ne\xa0", {"0": "a\fb\x1c", "1": "c\u2028d\u0085", "2": "e\xa0"}),
         ("a\r\n\tb\rc", {"0": "a", "1": "b", "2": "c"}),
     ):
         file.write_bytes(text.encode())
         assert read_class_names(str(file)) == expected
-    for text in ("a\nb\na\n", '["a", "b", "a"]'):  # only an object gives two classes one name
+    for text in ("a\nb\na\n", '["a", "b", "a"]', "[1]", "{", '{"a": null}'):
         file.write_text(text)
-        with pytest.raises(UsageError, match="classes 0 and 2 are both called 'a'"):
+        with pytest.raises(UsageError, match=f"--class-names {file}: "):
             read_class_names(str(file))
-    file.write_text('{"0": "a", "2": "a"}')
-    assert read_class_names(str(file)) == {"0": "a", "2": "a"}
-    for text in ("[1]", "{", '{"a": null}'):
-        file.write_text(text)
-        with pytest.raises(UsageError, match="--class-names"):
-            read_class_names(str(file))
-    with pytest.raises(UsageError, match="No such file"):
-        read_class_names(str(tmp_path / "none"))
     monkeypatch.setattr(source, "WRITER_SECONDS", 0.01)
     os.mkfifo(tmp_path / "fifo")
-    with pytest.raises(UsageError, match="no program writes to"):
-        read_class_names(str(tmp_path / "fifo"))
+    for name in ("none", "fifo"):
+        with pytest.raises(UsageError, match=f"--class-names .*/{name}: "):
+            read_class_names(str(tmp_path / name))
     shard = write(tmp_path / "s.tar", AB[:2])
     file.write_text("only one\n")
     with pytest.raises(ViewError, match="has the class '1', which --class-names does not name"):
@@ -790,10 +744,9 @@ def test_a_changed_label_file_is_another_shard(tmp_path: Path) -> None:
         tag, content = below.tag(0), below.content(0, below.tag(0), indexed(below.record, 0).entry_member[1] - 1)
         before = content_module.read(content, 0, 100)
         as_csv(file, [{**row, "cls": "new", "score": "new", "n": "new"} for row in ROWS])
-        with pytest.raises(StaleShard):
-            content_module.read(content, 0, 100)
-        with pytest.raises(StaleShard):
-            content_module.read_cached(content, 0, 100)
+        for read_ in (content_module.read, content_module.read_cached):
+            with pytest.raises(StaleShard):
+                read_(content, 0, 100)
         below.distrust()
         with pytest.raises(StaleShard):
             below.content(0, tag, 0)
@@ -833,13 +786,11 @@ def test_a_merged_tree_shows_what_was_not_refused(tmp_path: Path) -> None:
     with a_view(tmp_path, shards, Composition(associate=(str(file),))) as below:
         tree = make_tree(below, View(partial=True, merge=True))
         tree.prepare()
-        assert [entry.name for entry in tree.listing(1, 2)] == [b"k0", b"k1"]
+        assert names_in(tree) == [b"k0", b"k1"]
         as_lines(file, [{"key": "k1", "label": "new"}])
         below.distrust()
-        for number in range(2):
-            with contextlib.suppress(ViewError):
-                indexed(below.record, number)
-        assert [entry.name for entry in tree.listing(1, 2)] == [b"k1"]
+        settle(below)
+        assert names_in(tree) == [b"k1"]
         whole = make_tree(below, View(merge=True))
         with pytest.raises(UnreadableShard, match=r"'k0' is not in .*; until it can be read, names .* missing"):
             list(whole.listing(1, 2))
@@ -893,24 +844,29 @@ def test_a_shard_that_changes_below_a_view(tmp_path: Path) -> None:
 
 
 def test_where_a_file_comes_from(tmp_path: Path) -> None:
-    shard = write(tmp_path / "s.tar", [(b"d/k", [(b"json", b"{}")])])
+    shard = write(tmp_path / "s.tar", [(b"d/k", [(b"json", b'{"t": "T"}')])])
     other = write(tmp_path / "j.tar", [(b"x", [(b"a", b"")]), (b"./d/k", [(b"depth", b"D")])])
     file = as_lines(tmp_path / "l.jsonl", [{"key": "d/k", "cls": 3}])
     os.utime(file, ns=(0, 1_600_000_000_123_456_789))
     wanted = Composition(
         join=(str(tmp_path / "j.tar"),),
         associate=(str(file),),
-        columns=columns_of(["json", "depth", "cls", "none"]),
+        columns=columns_of(["meta=json", "depth", "cls", "none"]),
+        fields=fields_of(["t.txt=json:t"]),
         missing=EMPTY,
     )
+    with a_view(tmp_path, [shard], wanted) as again:
+        inode = make_tree(again, View()).resolve(b"s/d/k/t.txt").inode
     with a_view(tmp_path, [shard], wanted) as below:
         tree = make_tree(below, View())
+        assert tree.resolve(b"s/d/k/t.txt").inode == inode
 
         def told(path: bytes, what: bytes) -> bytes:
             return tree.getxattr(tree.resolve(b"s/d/k/" + path).inode, b"user.wdsfs." + what)
 
-        assert told(b"json", b"shard") == shard.path
-        assert told(b"json", b"member") == b"d/k.json"
+        for path in (b"meta", b"t.txt"):
+            assert (told(path, b"shard"), told(path, b"member")) == (shard.path, b"d/k.json")
+            assert (told(path, b"key"), told(path, b"offset")) == (b"d/k", b"512")
         assert told(b"depth", b"shard") == other.path
         assert told(b"depth", b"member") == b"./d/k.depth"
         assert told(b"depth", b"key") == b"./d/k"
@@ -922,7 +878,13 @@ def test_where_a_file_comes_from(tmp_path: Path) -> None:
         assert tree.getxattr(tree.resolve(b"s/d/k").inode, b"user.wdsfs.shard") == shard.path
         with pytest.raises(NoSuchAttribute):
             told(b"cls", b"offset")
-        for path in (b"json", b"depth", b"cls", b"none"):  # what is listed is there: rsync -X fails otherwise
+        for path in (
+            b"meta",
+            b"t.txt",
+            b"depth",
+            b"cls",
+            b"none",
+        ):  # rsync -X fails otherwise
             inode = tree.resolve(b"s/d/k/" + path).inode
             assert all(tree.getxattr(inode, name) for name in tree.xattrs(inode))
 
@@ -1067,26 +1029,23 @@ def test_labels_and_joined_shards_change_under_a_mount(program: Program) -> None
         mounted.expected.append("label files, joined shards or lists have changed")
         mounted.allowed.append(r"has changed|nothing is shown of this shard|is not in ")
         as_lines(file, [{"key": key, "label": "newer"} for key in keys])
-        wait_until(lambda: _read_text(sample / "label") == "newer", "the new label")
+        wait_until(lambda: asked(Path.read_text, sample / "label") == "newer", "the new label")
         assert (sample / "label").stat().st_size == 5
         write(program.home / "j.tar", depth(*map(os.fsencode, keys[1:])))
-        wait_until(lambda: _read_text(sample / "label") is None, "the refusal")
+        wait_until(lambda: asked(Path.read_text, sample / "label") is None, "the refusal")
         write(program.home / "j.tar", depth(*map(os.fsencode, [*keys, "more"])))
-        wait_until(lambda: _read_text(sample / "depth") == "Dd0/0-0", "the joined column")
+        wait_until(lambda: asked(Path.read_text, sample / "depth") == "Dd0/0-0", "the joined column")
 
 
-def _read_text(path: Path) -> str | None:
+T = TypeVar("T")
+
+
+def asked(question: Callable[[Path], T], path: Path) -> T | None:
+    """Return the answer to a question about a path of a mount; None for an error."""
     try:
-        return path.read_text()
+        return question(path)
     except OSError:
         return None
-
-
-def _listed(directory: Path) -> list[str]:
-    try:
-        return os.listdir(directory)
-    except OSError:
-        return []
 
 
 def test_a_class_that_is_too_long_for_the_others_is_never_shown(program: Program) -> None:
@@ -1097,10 +1056,8 @@ def test_a_class_that_is_too_long_for_the_others_is_never_shown(program: Program
         assert sorted(os.listdir(mounted.path)) == ["00", "05", "11"]
         numbered(program.home / "new.tar", b"5", b"100")
         (program.home / "new.tar").rename(program.home / "b.tar")
-        wait_until(lambda: "05" not in _listed(mounted.path), "the refusal")
-        mounted.expect_log(
-            "has changed", "sample 'k001' has the class 100, and classes are shown with 2 digits; mount again"
-        )
+        wait_until(lambda: "05" not in (asked(os.listdir, mounted.path) or ()), "the refusal")
+        mounted.expect_log("has changed", "sample 'k001' has the class 100, .*--class-digits 3")
         mounted.allow_log("")
         assert (mounted.path / "11" / "a--k001.jpg").read_bytes() == b"11"
         for path in (mounted.path, mounted.path / "100"):
@@ -1126,35 +1083,27 @@ def test_options_that_do_not_go_together() -> None:
 def test_decode_members_is_refused_with_the_way_out(program: Program) -> None:
     """As typed, in fstab, by a program, and of a mount that an older wdsfs has made."""
     write(program.home / "s.tar", AB)
-    way_out = "decode_members: no longer an option; decode compressed members in the loader, or with zcat FILE"
     for command, places in (("ls", []), ("cat", ["s/a"]), ("mount", [str(program.mountpoint)])):
         said = program.refused(command, "s.tar", *places, "--decode-members", code=2)
-        assert f"--{way_out}".replace("_", "-") in said
+        assert re.search("--decode-members: .*zcat FILE", said)
     assert "--decode-members" in mount_helper.translate(["s.tar", "/m", "-o", "decode-members"]).arguments
-    with pytest.raises(UsageError, match=way_out):
+    with pytest.raises(UsageError, match=r"decode_members: .*zcat FILE"):
         wdsfs.samples(str(program.home / "s.tar"), decode_members=True)  # type: ignore[call-arg]  # a program of last year
-    with pytest.raises(UsageError, match="with zcat FILE, and mount without it"):
+    with pytest.raises(UsageError, match=r"--decode-members: .*mount without it"):
         parse_composition("samples", "--columns jpg --decode-members")
 
 
 def test_what_commands_refuse(program: Program) -> None:
     write(program.home / "s.tar", AB)
-    refused = program.refused("mount", "s.tar", program.mountpoint, "--columns", "cls", code=3)
-    assert "sample 'c' has no column 'cls'" in refused
-    refused = program.refused(
-        "mount", "s.tar", program.mountpoint, "--columns", "jpg;JPG;png", "--overlay", program.home / "o", code=2
-    )
+    mount = ("mount", "s.tar", program.mountpoint)
+    assert "sample 'c' has no column 'cls'" in program.refused(*mount, "--columns", "cls", code=3)
+    overlay = ("--overlay", program.home / "o")
+    refused = program.refused(*mount, "--columns", "jpg;JPG;png", *overlay, code=2)
     assert "--overlay cannot be combined with --keys, --columns" in refused
     for options, column in (((), "cls"), (("--class-from", "json:kind"), "json")):
-        overlay = ("--layout", "classes", *options, "--overlay", program.home / "o")
-        refused = program.refused("mount", "s.tar", program.mountpoint, *overlay, code=2)
-        assert (
-            f"--overlay cannot be combined with --layout classes: leave it out, and write SHARD/KEY/{column}"
-            in refused
-        )
+        refused = program.refused(*mount, "--layout", "classes", *options, *overlay, code=2)
+        assert re.search(f"--overlay .* --layout classes: .*SHARD/KEY/{column}", refused)
     listed = program.run("ls", "-R", "s.tar", "s/d", "--columns", "jpg;png", "--missing", "skip").stdout
     assert listed == b"a/\na/jpg\nb/\nb/png\n"
-    assert (
-        program.run("cat", "s.tar", "s/c/jpg", "--columns", "jpg", "--ignore-case", "--missing", "empty").stdout
-        == b"C"
-    )
+    shown_ = program.run("cat", "s.tar", "s/c/jpg", "--columns", "jpg", "--ignore-case", "--missing", "empty")
+    assert shown_.stdout == b"C"
