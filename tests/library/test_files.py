@@ -202,8 +202,8 @@ def test_words_that_mean_nothing(shards: str) -> None:
     for options, text in (
         ({"layout": "sample"}, "layout='sample': is one of samples, files, classes"),
         ({"names": "short"}, "names='short': is one of ext, full"),
-        ({"layout": "files", "index_tree": True}, "--index-tree is for --layout samples"),
-        ({"class_from": "cls"}, "--class-from is for --layout classes"),
+        ({"layout": "files", "index_tree": True}, "index_tree is for layout samples"),
+        ({"class_from": "cls"}, "class_from is for layout classes"),
         ({"layout": "classes", "class_digits": 19}, "is a number from 0 to 18"),
     ):
         with pytest.raises(wdsfs.UsageError, match=text):

@@ -138,7 +138,7 @@ def test_errors_are_those_of_the_operating_system(shards: str, tmp_path: Path) -
     for options, text in (
         ({}, "no shards are named"),
         ({"shards": shards, "layout": "no"}, "^layout='no': is one of samples, files, classes$"),
-        ({"shards": shards, "keys": "none"}, "^--keys none: there is no such file$"),
+        ({"shards": shards, "keys": "none"}, "^keys none: there is no such file$"),
     ):
         with pytest.raises(UsageError, match=text):
             fsspec.filesystem("wdsfs", **options)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import IO, Any, NamedTuple, ParamSpec, TypeVar, Unpack
 
 from wdsfs.errors import IsADirectory, NoSuchEntry, NotADirectory, StaleShard, UsageError
-from wdsfs.library.opened_set import Closed, OfSet, OpenedSet, SetOptions, Shards, check_choice
+from wdsfs.library.opened_set import Closed, OfSet, OpenedSet, SetOptions, Shards, check_choice, options_named_here
 from wdsfs.names import text_of
 from wdsfs.tree import content as content_module
 from wdsfs.tree.indexing import indexed
@@ -54,6 +54,7 @@ class Tree(OfSet):
     shows its new content; files that were open from it raise StaleShard. Symbolic links are followed.
     """
 
+    @options_named_here()
     def __init__(
         self,
         shards: Shards,
@@ -72,7 +73,7 @@ class Tree(OfSet):
         self._tree = self._set.build(lambda lower: _prepared(lower, view))
 
     def close(self) -> None:
-        self._tree = Closed()
+        self._tree = Closed()  # type: ignore[assignment]  # it raises whatever is asked
         super().close()
 
     # --- names

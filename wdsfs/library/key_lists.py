@@ -19,6 +19,7 @@ from wdsfs.tree.label_files import KEY_MAX, note_typed_name
 from wdsfs.tree.sample_reader import TEXT
 
 _KIND = "list"  # of the files in the cache
+SHOWN = "keys"  # in messages, where a file has its name
 
 
 @contextlib.contextmanager
@@ -44,7 +45,7 @@ def file_of_keys(keys: Any) -> Iterator[str]:
         raise UnreadableShard(f"keys: the cache {cache.directory} does not take the list: {reason}") from None
     try:
         path = os.readlink(f"/proc/self/fd/{fd}")
-        note_typed_name(os.fsencode(path), "keys")
+        note_typed_name(os.fsencode(path), SHOWN)
         yield path
     finally:
         os.close(fd)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import re
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Self, TypeAlias, TypedDict, TypeVar
@@ -21,8 +22,6 @@ from wdsfs.tree.composition import DECODE_OTHERWISE, OF_CLASSES, Composition, co
 from wdsfs.tree.opening import open_typed_set
 from wdsfs.tree.set_options import Opening, Progress, Tolerance, selection_of
 from wdsfs.tree.shard_set import ShardSet
-
-logging.getLogger("wdsfs").addHandler(logging.NullHandler())  # nothing is written unless the program wants it
 
 DESCRIPTORS_MAX = 16384  # of the shards that are open at a time
 DIGITS_MAX = 18  # of classes that are numbers
@@ -70,6 +69,40 @@ _PATHS = {  # options that are paths, and the kind of file there
     "index_dir": "a directory",
     "base": "a directory",
 }
+
+
+_TYPED = re.compile(r"(?<![\w/.-])--([a-z]+(?:-[a-z]+)*)(?![\w-])(?: \1(?=:))?")  # also "--keys keys:", of a list
+_NAMES = frozenset((*SetOptions.__annotations__, *OF_CLASSES, "layout", "names", "merge", "index_tree"))
+
+
+def named_here(text: str, names: Collection[str] = _NAMES) -> str:
+    """Return a message with these options as Python has them: `shard_id` for `--shard-id`."""
+
+    def name_of(match: re.Match[str]) -> str:
+        name = match[1].replace("-", "_")
+        return name if name in names else match[0]
+
+    return _TYPED.sub(name_of, text)
+
+
+@contextmanager
+def options_named_here() -> Iterator[None]:
+    """Name the options in the errors of a block, or of a function that this decorates, as Python has them."""
+    try:
+        yield
+    except WdsfsError as error:
+        error.args = tuple(named_here(str(line)) for line in error.args)
+        raise
+
+
+def _name_options(record: logging.LogRecord) -> bool:
+    record.msg, record.args = named_here(record.getMessage()), None
+    return True
+
+
+_log = logging.getLogger("wdsfs")
+_log.addHandler(logging.NullHandler())  # nothing is written unless the program wants it
+_log.addFilter(_name_options)
 
 
 class OpenedSet:
@@ -144,10 +177,13 @@ class OpenedSet:
 
 
 class Closed:
-    """A stand-in for the reader of a set that was closed, or has changed: each question raises `error`."""
+    """A stand-in for a set that was closed, cannot be opened or has changed: each question raises `error`."""
 
     def __init__(self, error: WdsfsError | None = None) -> None:
         self._error = error or UsageError("this is closed; open it again")
+
+    def close(self) -> None:
+        """Do nothing: there is nothing left to close."""
 
     def __getattr__(self, name: str) -> Any:
         raise self._error.with_traceback(None)  # else the one error would keep the frames of all its raises

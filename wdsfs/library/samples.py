@@ -9,8 +9,8 @@ from types import MappingProxyType
 from typing import Any, SupportsIndex, TypeAlias, Unpack, overload
 
 from wdsfs import wings
-from wdsfs.errors import NoSuchEntry, ShardError, StaleShard, UsageError
-from wdsfs.library.opened_set import Closed, OfSet, OpenedSet, SetOptions, Shards, texts
+from wdsfs.errors import NoSuchEntry, ShardError, StaleShard, UsageError, WdsfsError
+from wdsfs.library.opened_set import Closed, OfSet, OpenedSet, SetOptions, Shards, options_named_here, texts
 from wdsfs.tree.sample_decoder import Decoder, SampleDecoder
 from wdsfs.tree.sample_reader import RESERVED, SampleReader
 
@@ -27,6 +27,7 @@ class Samples(OfSet, Sequence[Sample]):
     raises StaleShard.
     """
 
+    @options_named_here()
     def __init__(self, shards: Shards, decode: Decode = False, **options: Any) -> None:
         for text in (*texts(options.get("columns") or ()), *texts(options.get("field") or ())):
             if text.partition("=")[0] in RESERVED:
@@ -120,17 +121,25 @@ class Samples(OfSet, Sequence[Sample]):
         return f"<wdsfs.samples: {self._count:,} in {len(self._set.lower):,} shards>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _sent, (*self._set.sent, self._reader.digest, self._decode)
+        return _sent, (*self._set.sent, self._reader.digest, self._decode, self._count)
 
 
-def _sent(shards: list[str], options: dict[str, Any], digest: bytes, decode: Decode) -> Samples:
-    """Open the samples that another process has sent. If they have changed, each question raises StaleShard."""
-    samples = Samples(shards, decode, **options)
-    if samples._reader.digest != digest:
+def _sent(shards: list[str], options: dict[str, Any], digest: bytes, decode: Decode, count: int) -> Samples:
+    """Open the samples that another process has sent. If they are gone or have changed, each question raises that.
+
+    Not this call: a worker that PyTorch spawns would end here, and the loop would not know why.
+    """
+    try:
+        samples = Samples(shards, decode, **options)
+        if samples._reader.digest == digest:
+            return samples
         samples.close()
-        # Not at once: a worker that PyTorch spawns would end here, and the loop would not know why.
-        error = StaleShard("the set has changed since it was sent to this process: open it again")
-        samples._reader = Closed(error)  # type: ignore[assignment]
+        error: WdsfsError = StaleShard("the set has changed since it was sent to this process: open it again")
+    except WdsfsError as failure:
+        error = failure
+    samples = Samples.__new__(Samples)
+    samples._count, samples._decoder = count, None
+    samples._set = samples._reader = Closed(error)  # type: ignore[assignment]
     return samples
 
 
@@ -162,6 +171,7 @@ def decode(sample: Mapping[str, Any], decoders: Mapping[str, Decoder] = MappingP
     return SampleDecoder(decoders).decode(sample)
 
 
+@options_named_here()
 def table(shards: Shards, *, sizes: bool = False, **options: Unpack[SetOptions]) -> Any:
     """Return a table of a set as a `pyarrow.Table`, a row a sample; SHARDS and options are those of `samples`.
 

@@ -9,13 +9,13 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 from wdsfs import errors, mount_table
-from wdsfs.library.key_lists import file_of_keys
-from wdsfs.library.opened_set import Keys, Shards, texts
+from wdsfs.library.key_lists import SHOWN, file_of_keys
+from wdsfs.library.opened_set import Keys, Shards, named_here, texts
 from wdsfs.mount.mount_search import require_mount
 
 log = logging.getLogger("wdsfs")
@@ -59,7 +59,8 @@ def mount(
             raise errors.MountError(f"{place}: something is mounted there already")
         stack.callback(_end, place)
         words = ["mount", "--quiet", *_words(options), "--", *texts(shards), place]
-        _run(words, "" if keys is None or isinstance(keys, str | os.PathLike) else options["keys"])
+        listed = "" if keys is None or isinstance(keys, str | os.PathLike) else options["keys"]
+        _run(words, lambda text: named_here(text.replace(listed, SHOWN) if listed else text, options))
         yield Path(place)
 
 
@@ -86,11 +87,8 @@ def _words(options: dict[str, Any]) -> Iterator[str]:
                 yield from (option, text) if name == "options" else (f"{option}={text}",)
 
 
-def _run(words: Sequence[str], listed: str) -> None:
-    """Run a command of wdsfs. Raises the WdsfsError that its exit code stands for.
-
-    `listed`: the path of a list of keys, for which the user knows no name; "" if there is none.
-    """
+def _run(words: Sequence[str], translate: Callable[[str], str]) -> None:
+    """Run a command of wdsfs; `translate` changes its messages. Raises the WdsfsError for its exit code."""
     command = [sys.executable, "-P", "-c", _START, str(len(sys.path)), *sys.path, *words]
     # No pipe, which a daemon could hold open, and a group of its own, so that an interrupt ends it once.
     with tempfile.TemporaryFile() as said:
@@ -103,7 +101,7 @@ def _run(words: Sequence[str], listed: str) -> None:
             process.send_signal(signal.SIGINT)
             process.wait()
             raise
-        messages = [text.replace(listed, "keys") if listed else text for text in _messages(said)]
+        messages = list(map(translate, _messages(said)))
     if code:
         text = next((text for text in reversed(messages) if not text.startswith("warning: ")), f"exit code {code}")
         raise _ERRORS.get(code, errors.MountError)(text)
