@@ -11,10 +11,11 @@ import re
 import subprocess
 import sys
 
+import click
 import pytest
 
 from tests.conftest import ROOT
-from tests.test_words import messages
+from tests.test_words import MODULES, messages
 from wdsfs import errors, host
 from wdsfs.cli.main import main
 from wdsfs.kernel import erofs_mount
@@ -36,40 +37,49 @@ def test_the_page_of_commands_is_what_help_says() -> None:
 # --- messages.md
 
 
-def test_every_error_is_drawn_with_its_codes() -> None:
-    """The tree in errors.py has each class below its base; the page and `--help` have each exit code."""
-    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type)]
-    lines = {
-        tuple(base.__name__ for base in reversed(kind.__mro__) if issubclass(base, errors.WdsfsError)): (
-            errno.errorcode[kind.errno],
-            str(kind.exit_code),
+def test_every_error_and_exit_code_is_on_the_page() -> None:
+    """And `--help` has each exit code."""
+    kinds = [
+        kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.WdsfsError)
+    ]
+    classes = {
+        (int(code), name, named or "EIO")
+        for code, cell in re.findall(
+            r"^\| (\d+) \| (.*) \|$", section("messages", "Errors in Python"), re.MULTILINE
         )
-        for kind in kinds
-        if issubclass(kind, errors.WdsfsError)
+        for name, named in re.findall(r"`(\w+)`(?: \((E\w+)\))?", cell)
     }
-    drawn: dict[tuple[str, ...], tuple[str, str]] = {}
-    path: list[str] = []
-    for line in re.finditer(
-        r"^ {4}([ |]*(?:[|']-- )?)(\w+) +(E[A-Z]+) +(\d+)\b", errors.__doc__ or "", re.MULTILINE
-    ):
-        path = [*path[: len(line[1]) // 4], line[2]]
-        drawn[tuple(path)] = line[3], line[4]
-    assert drawn == lines
+    assert classes == {(kind.exit_code, kind.__name__, errno.errorcode[kind.errno]) for kind in kinds}
     listed = {int(code) for code in re.findall(r"^\| (\d+) \|", section("messages", "Exit codes"), re.MULTILINE)}
     helped = {int(code) for code in re.findall(r"(?:^|, |: )(\d+) ", " ".join((main.epilog or "").split()))}
-    assert listed == helped == {int(code) for _, code in lines.values()} | {0, 130}
+    assert listed == helped == {code for code, _, _ in classes} | {0, 130}
 
 
-def test_messages_are_those_of_the_program() -> None:
+SAID = [text.words for file in MODULES for text in messages(ast.parse(file.read_text()), 1)]
+
+
+def test_the_page_has_messages_of_the_program() -> None:
     """The words in backquotes that begin a row are in one message, or in one of another program."""
     rows = re.findall(r"^\| (`.*?) \| ", section("messages", "Messages that need action"), re.MULTILINE)
-    assert len(rows) > 15
-    files = sorted((ROOT / "wdsfs").rglob("*.py"))
-    said = "\n".join(text.words for file in files for text in messages(ast.parse(file.read_text()), 1))
+    assert len(rows) > 10
     for row in rows:
         for words in re.findall(r"`([^`]+)`", row.partition(" (")[0]):
             parts = re.split(r"\b[A-Z]{3,}\b(?=$|[^_A-Z])", words)
-            assert re.search(".*".join(map(re.escape, parts)), said) or "(of fuse3)" in row, words
+            assert re.search(".*".join(map(re.escape, parts)), "\n".join(SAID)) or "(of fuse3)" in row, words
+
+
+def test_commands_options_and_pages_in_messages_exist() -> None:
+    """So a message that tells users to act is complete; `--changed-only` is named because it has gone."""
+    context = click.Context(main)
+    commands = {name: main.get_command(context, name) for name in main.list_commands(context)}
+    options = {"--help", "--help-all", "--changed-only"} | {
+        option for command in commands.values() if command for each in command.params for option in each.opts
+    }
+    others = re.compile(r"(?:docker|podman|apptainer|sudo umount|cp) [^`]*--.*")
+    for words in SAID:
+        assert {*re.findall(r"(?<![\w-])--[a-z][a-z-]+", others.sub("", words))} <= options, words
+        assert {*re.findall(r"(?:`|type |with: )wdsfs ([a-z]+)", words)} <= {*commands}, words
+        assert all((ROOT / page).exists() for page in re.findall(r"docs/[\w/.-]+\.md", words)), words
 
 
 # --- platforms.md

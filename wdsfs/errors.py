@@ -1,55 +1,8 @@
-"""The exceptions of wdsfs, each with the errno a tool sees and the exit code a shell sees.
-
-::
-
-    WdsfsError                 EIO        1
-    |-- UsageError             EINVAL     2   a bad option or argument
-    |   |-- NotInstalled       EINVAL     2   a part of wdsfs that the request needs was left out
-    |   '-- SpecError          EINVAL     2   a shard specification that means nothing
-    |       '-- NoMatch        EINVAL     3   a glob or a directory without a shard
-    |-- ShardError             EIO        3
-    |   |-- MissingShard       EIO        3   a shard of the set is not there
-    |   |   '-- MissingObject  EIO        3   its store has no such object
-    |   |-- UnreadableShard    EIO        3   it is there, but cannot be opened or read
-    |   |   |-- DeniedObject   EACCES     3   its store refuses it to these credentials
-    |   |   |-- CacheFull      EIO        3   the cache has no room for all of its bytes
-    |   |   |-- NoRanges       EIO        3   its server sends whole objects only
-    |   |   |-- NotATar        EIO        3   it is another file, such as a failed download leaves
-    |   |   '-- Unreachable    EIO        3   its store does not answer, or not as it should
-    |   |-- CorruptShard       EIO        3   its bytes are no (whole) tar
-    |   |-- DecodeError        EIO        3   a file is not what its extension says, or holds a pickle
-    |   |-- ViewError          EIO        3   its view (`--columns`, `--join` ...) cannot be made
-    |   |-- RefusedShard       EACCES     3   others may have replaced it since the mount
-    |   |-- ObjectExists       EIO        3   its store has an object of this name already
-    |   '-- StaleShard         ESTALE     3   it changed underneath
-    |       |-- ObjectChanged  ESTALE     3   its store has another object in its place
-    |       '-- StaleMount     ESTALE     3   a worker of a cluster sees another file under its path
-    |-- Interrupted            EINTR    1   the client of a request of the kernel is ending
-    |-- IndexUnusable          EIO        4   the index directory cannot be used
-    |-- MountError             EIO        5   the mount could not be made, found or ended
-    |-- OverlayUnusable        EIO        8   the overlay's directory cannot be used
-    |   '-- OverlayBusy        EBUSY      8   another mount or commit uses it
-    |-- CommitError            EIO        7   a commit could not be made, or could not be finished
-    |-- ExecutorUnusable       EIO       10   what --executor names is not there, or has broken
-    |-- ExportError            EIO        9   another tool would misread the index, or it cannot be written
-    |-- ImageError             EIO        9   an image cannot be made of this set, or cannot be written
-    '-- EntryError             EIO        6   raised while walking the tree
-        |-- NoSuchEntry        ENOENT     6
-        |-- NotADirectory      ENOTDIR    6
-        |-- IsADirectory       EISDIR     6
-        |-- NoSuchAttribute    ENODATA    6
-        |-- ReadOnly           EROFS      6
-        |-- EntryExists        EEXIST     6
-        |-- NotEmpty           ENOTEMPTY  6
-        |-- CrossDevice        EXDEV      6   a rename that only copying can do
-        |-- NotPermitted       EPERM      6
-        |-- Unsupported        ENOTSUP    6
-        |-- InvalidRequest     EINVAL     6
-        |-- StaleEntry         ESTALE     6   the inode is gone or has changed; its name may still exist
-        '-- NameTooLong        ENAMETOOLONG 6
+"""The exceptions of wdsfs, each with the errno that a program sees and the exit code that a shell sees.
 
 A message names the thing (shard, offset, member, path) and what to do about it, if something can be done.
-Exit code 1 is also what `wdsfs check` and `diff` give when they have findings, 130 an interrupt.
+docs/reference/messages.md lists the classes by exit code. Exit code 1 is also what `wdsfs check` and `diff` give
+when they have findings, 130 an interrupt.
 """
 
 import errno
@@ -81,129 +34,162 @@ class WdsfsError(Exception):
 
 
 class UsageError(WdsfsError):
+    """A bad option or argument."""
+
     errno = errno.EINVAL
     exit_code = 2
 
 
 class NotInstalled(UsageError):
-    pass
+    """A part of wdsfs that the request needs was left out."""
 
 
 class SpecError(UsageError):
-    pass
+    """A specification of shards that means nothing."""
 
 
 class NoMatch(SpecError):
+    """A glob or a directory without a shard."""
+
     # As for a missing shard: a file system that is not mounted yet looks so, and a unit of systemd tries again.
     exit_code = 3
 
 
 class ShardError(WdsfsError):
+    """Any error of a shard."""
+
     exit_code = 3
 
 
 class MissingShard(ShardError):
+    """A shard of the set does not exist."""
+
     # Not ENOENT: a tool would take that for "no such sample" and go on with a smaller data set.
-    pass
 
 
 class MissingObject(MissingShard):
-    pass
+    """A store has no such object."""
 
 
 class UnreadableShard(ShardError):
-    pass
+    """The shard exists, but cannot be opened or read."""
 
 
 class DeniedObject(UnreadableShard):
+    """The store refuses an object to these credentials."""
+
     errno = errno.EACCES
 
 
 class CacheFull(UnreadableShard):
-    pass
+    """The cache has no room for all bytes of a shard."""
 
 
 class NoRanges(UnreadableShard):
-    pass
+    """The server sends whole objects only."""
 
 
 class NotATar(UnreadableShard):
-    pass
+    """The file is something else, such as a failed download."""
 
 
 class Unreachable(UnreadableShard):
-    pass
+    """The store does not answer, or not as it should."""
 
 
 class CorruptShard(ShardError):
-    pass
+    """The bytes are no (whole) tar."""
 
 
 class DecodeError(ShardError):
-    pass
+    """The content of a file does not fit its extension, or is a pickle."""
 
 
 class ViewError(ShardError):
-    pass
+    """The view of a shard (`--columns`, `--join` ...) cannot be made."""
 
 
 class RefusedShard(ShardError):
+    """Other users may have replaced the shard since the mount."""
+
     errno = errno.EACCES
 
 
 class StaleShard(ShardError):
+    """The shard has changed since it was opened."""
+
     errno = errno.ESTALE
 
 
 class ObjectChanged(StaleShard):
-    pass
+    """The store has another object in the place of the shard."""
 
 
 class StaleMount(StaleShard):
-    pass
+    """A worker of a cluster sees another file under the path of the shard."""
 
 
 class ObjectExists(ShardError):
-    pass
+    """The store has an object of this name already."""
 
 
 class Interrupted(WdsfsError):
+    """The client of a request of the kernel is ending."""
+
     errno = errno.EINTR
 
 
 class IndexUnusable(WdsfsError):
+    """The index directory cannot be used."""
+
     exit_code = 4
 
 
 class MountError(WdsfsError):
+    """The mount could not be made, found or ended."""
+
     exit_code = 5
 
 
 class OverlayUnusable(WdsfsError):
+    """The directory of the overlay cannot be used."""
+
     exit_code = 8
 
 
 class OverlayBusy(OverlayUnusable):
+    """Another mount or commit uses the overlay."""
+
     errno = errno.EBUSY
 
 
 class CommitError(WdsfsError):
+    """A commit or pack could not be begun or finished."""
+
     exit_code = 7
 
 
 class ExportError(WdsfsError):
+    """Another tool would misread the index, or the index cannot be written."""
+
     exit_code = 9
 
 
 class ExecutorUnusable(WdsfsError):
+    """The cluster that --executor names does not exist, or has failed."""
+
     exit_code = 10
 
 
 class ImageError(WdsfsError):
+    """An image cannot be made of this set, or cannot be written."""
+
     exit_code = 9
 
 
 class EntryError(WdsfsError):
+    """Any error of a walk through the tree."""
+
     exit_code = 6
 
 
@@ -236,6 +222,8 @@ class NotEmpty(EntryError):
 
 
 class CrossDevice(EntryError):
+    """A rename that only copying can do."""
+
     errno = errno.EXDEV
 
 
@@ -252,6 +240,8 @@ class InvalidRequest(EntryError):
 
 
 class StaleEntry(EntryError):
+    """The inode is gone or has changed; the name may still exist."""
+
     errno = errno.ESTALE
 
 
