@@ -17,12 +17,11 @@ from tests.peers import LONG_PATIENCE
 from tests.processes import PATIENCE
 from tests.typed import steps_of, type_in
 from wdsfs.cli.main import main
-from wdsfs.index import index_directory, record, record_builder, store
+from wdsfs.index import index_directory, store
 from wdsfs.interop import lint
 from wdsfs.mount import reports
 from wdsfs.overlay import upper_format
 from wdsfs.packing import reasons
-from wdsfs.shards import Fingerprint
 from wdsfs.tar import headers
 from wdsfs.tar.headers import BLOCK
 
@@ -37,23 +36,6 @@ DOCUMENTS = [
     ROOT / "bench/RESULTS.md",
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
-
-
-def test_the_example_in_format_md_is_what_is_stored(tmp_path: Path) -> None:
-    path = tmp_path / "example.tar"
-    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
-        for name, content in (("d/a.jpg", b"abc"), ("d/a.cls", b"7"), ("d/b.jpg", b"def")):
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            tar.addfile(info, io.BytesIO(content))
-    fd = os.open(path, os.O_RDONLY)
-    built = record.Record(record_builder.build(fd, Fingerprint(1, 2, 3)))
-    os.close(fd)
-    text = (ROOT / "docs/reference/formats.md").read_text()
-    rows = re.findall(r"^\| `([a-z]+\.[a-z.]+)` \| `([0-9a-f ]+)`", text, re.MULTILINE)
-    assert len(rows) == 9
-    for section, digits in rows:
-        assert built.column[section].tobytes() == bytes.fromhex(digits), section
 
 
 def test_format_md_names_every_section_and_the_format(tmp_path: Path) -> None:
