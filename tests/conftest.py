@@ -96,6 +96,9 @@ def pytest_configure(config: pytest.Config) -> None:
     it make and end at that moment, with their odd names.
     """
     assert float(config.getini("timeout")) > 2 * PATIENCE, "a wait is to fail before its test, and to say for what"
+    # Debian 13 has /tmp in memory, where no read can ask for cached bytes alone (RWF_NOWAIT).
+    if mount_table.filesystem_type(tempfile.gettempdir()) == "tmpfs":
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", "/var/tmp")
     libc = ctypes.CDLL(None)
     if hasattr(config, "workerinput") and libc.unshare(_CLONE_NEWNS) == 0:
         # What is mounted here is seen by nobody else. What others unmount outside goes here, too, but not where
