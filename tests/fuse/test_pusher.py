@@ -31,7 +31,7 @@ from wdsfs.errors import MountError, StaleShard
 from wdsfs.fuse.lister import PROCESSES, TURN, Lister, SampleDirectory
 from wdsfs.fuse.page_cache import PageCache
 from wdsfs.fuse.pass_notes import PassNotes
-from wdsfs.fuse.pusher import FAILURES_MAX
+from wdsfs.fuse.pusher import FAILURES_MAX, Pusher
 from wdsfs.index.store import open_index
 from wdsfs.inodes import ROOT
 from wdsfs.mount import live_mount
@@ -322,6 +322,29 @@ def test_listers_that_are_stopped_end_with_the_mount(patched: Patched) -> None:
     wait_until(lambda: all(state_of(pid) in ("", "Z") for pid in listers), "their end")
 
 
+@pytest.mark.parametrize(
+    ("calls", "reads"),
+    [((6, 8, 56), (60,)), ((6,), (20, 60, 20)), ((12, 33, 32, 34, 60), (40, 140, 40))],
+    ids=["to the end", "not to the tripwire", "with calls that overtake each other"],
+)
+def test_files_are_pushed_after_their_samples_were_listed(
+    program: Program, calls: tuple[int, ...], reads: tuple[int, ...]
+) -> None:
+    """After the client that lists, at the latest in the second pass. A file stands for the kernel here."""
+    with (
+        a_mount(program) as mounted,
+        (program.home / "kernel").open("wb") as kernel,
+        lister_of(mounted, os.stat(mounted.path).st_dev) as (lister, samples),
+    ):
+        pusher = Pusher(kernel.fileno(), lister.tree, lister.passes, lister)
+        for number in calls:
+            pusher.go_on(samples[number].inode, 1)
+        for number in reads:
+            before = lister.passes.pushed.files
+            pusher.go_on(next(iter(lister.tree.listing(samples[number].inode, 2))).node.inode, 1)
+        assert lister.passes.pushed.files > before
+
+
 def test_samples_at_random_are_not_listed(program: Program) -> None:
     with a_mount(program) as mounted:
         names = [name for name in os.listdir(mounted.path / "s") if name != "padding"]
@@ -340,9 +363,11 @@ def lister_of(mounted: Mounted, device: int) -> Iterator[tuple[Lister, list[Samp
     top = tree.lookup(ROOT, b"s").inode
     first = next(entry.node.inode for entry in tree.listing(top) if entry.name == b"0000")
     lister = Lister(tree, PassNotes(), os.fspath(mounted.path), device, release=lambda: None)
-    yield lister, lister.samples(range(first, first + 1000))
-    lister.close()
-    tree.close(clean=True)
+    try:
+        yield lister, lister.samples(range(first, first + 1000))
+    finally:  # else its processes keep the mount busy
+        lister.close()
+        tree.close(clean=True)
 
 
 def listed(lister: Lister, samples: list[SampleDirectory]) -> list[list[SampleDirectory]]:

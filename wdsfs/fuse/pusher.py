@@ -89,6 +89,14 @@ class PassTable:
     def __iter__(self) -> Iterator[Pass]:
         return iter(self._passes)
 
+    def has_ahead(self, inode: int) -> bool:
+        """Return True if a pass is between this file or sample and its tripwire.
+
+        Passes whose tripwire comes before it are ended: their clients have stopped, or are elsewhere.
+        """
+        self._passes = [going for going in self._passes if not max(going.last, going.wire) < inode <= going.end]
+        return any(going.last <= inode <= going.wire for going in self._passes)
+
     def come_to(self, inode: int, distance: int) -> Pass:
         """Advance the pass that has reached this file or sample, and return it; begin a new pass if there is none.
 
@@ -193,6 +201,7 @@ class Pusher:
 
     def _list(self, inodes: range, going: Pass) -> bool:
         """Have samples listed for a pass; returns False if there are none. Raises what `Lister.samples` does."""
+        going.wire = 0  # at the end of the shard the client reaches no further tripwire
         if self.lister is None or not (samples := self.lister.samples(inodes)):
             return False
         end, wire = samples[-1].inode + 1, samples.pop(len(samples) // 2).inode
@@ -208,7 +217,7 @@ class Pusher:
         tag, number, where = unpack(inode)
         entry = self.tree.lower.record(number, tag).entry_of(index_of(where))
         sample = pack(tag, number, position(SAMPLE, entry))
-        return any(going.last <= sample < going.end + WINDOW_SAMPLES for going in self.listings)
+        return self.listings.has_ahead(sample)
 
     def _take_answer(self, descriptor: int) -> None:
         """Store the files of samples that were listed, if a client reads files before them. Raises Ended."""
