@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from tests.kernel.mounts import (
     is_mounted,
     kill,
     mount,
-    need_erofs,
     the_guard,
     wait_for_the_end,
 )
@@ -37,15 +35,11 @@ def shard(letter: bytes) -> bytes:
 
 
 @pytest.fixture
-def mounts(program: Program) -> Iterator[Program]:
+def mounts(program: Program) -> Program:
     """A directory `set` with two shards."""
-    need_erofs()
     program.write("set/s0.tar", shard(b"o"))
     program.write("set/s1.tar", shard(b"p"))
-    try:
-        yield program
-    finally:
-        end_mount(program.mountpoint)
+    return program
 
 
 def mount_set(program: Program, *options: str) -> Guarded:
@@ -86,8 +80,7 @@ def test_a_refresh_says_what_to_do_instead(mounts: Program) -> None:
         mounts.run("mount", "-q", *words, mounts.mountpoint)
         before = shown(mounts)
         replace(mounts, "s0.tar", b"n")
-        message = mounts.refused("refresh", mounts.mountpoint, code=5)
-        assert f"wdsfs umount {mounts.mountpoint}, and mount it again" in message
+        assert f"wdsfs umount {mounts.mountpoint}" in mounts.refused("refresh", mounts.mountpoint, code=5)
         assert shown(mounts) == before
         mounts.run("umount", mounts.mountpoint)
         mounts.run("image", "set", "-o", image)

@@ -1,8 +1,7 @@
 """The same set by FUSE and by the kernel, side by side: name for name, attribute for attribute, byte for byte.
 
 What is another is in the table of docs/reference/files.md, "Images", and is left out here: inode numbers, the
-order of listings, sizes of directories, which error damage gives. `WDSFS_THOROUGH=10` looks at ten times as many
-random examples.
+order of listings, sizes of directories, which error damage gives.
 """
 
 from __future__ import annotations
@@ -12,19 +11,18 @@ import json
 import os
 import random
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
 from tests import tars
 from tests.conftest import KERNEL, Program, fails
-from tests.kernel.mounts import end_mount, need_erofs
+from tests.kernel.mounts import end_mount
 from tests.kernel.test_image import LINKS, plain_tar
 from tests.tars import member
-from tests.thorough import THOROUGH
 
 SIZE_MAX = 1 << 40  # of files whose bytes are compared: one of the odd tars claims more
 UNREADABLE = b"reading fails"
@@ -77,7 +75,6 @@ def content(path: bytes, about: os.stat_result) -> bytes:
 @contextmanager
 def both(program: Program, *words: str | Path) -> Iterator[tuple[Path, Path]]:
     """Mounts by FUSE and by the kernel, both at the same time, so that no directory is of a moment of its own."""
-    need_erofs()
     by_kernel = program.directory(KERNEL)
     try:
         program.run("mount", "-q", "-o", "allow_other", *words, program.mountpoint)
@@ -167,14 +164,11 @@ def sample(number: int) -> list[bytes]:
 
 
 VIEWS = [
-    ["--columns", "jpg;png", "--columns", "cls"],
     ["--columns", "img=jpg;png", "--field", "caption.txt=json:caption", "--field", "deep.json=json:n.deep"],
-    ["--join", "depth.tar"],
-    ["--associate", "labels.csv"],
+    ["--join", "depth.tar", "--associate", "labels.csv", "--names", "full"],
     ["--keys", "labels.csv:key", "--layout", "files"],
     ["--layout", "classes"],
     ["--layout", "classes", "--class-names", "names.txt"],
-    ["--join", "depth.tar", "--associate", "labels.csv", "--names", "full"],
 ]
 
 
@@ -191,47 +185,3 @@ def test_views(options: list[str], program: Program) -> None:
     found = compare(program, *options, "s{0..1}.tar")
     assert len(found) > 25
     assert not any(one.content == UNREADABLE for one in found.values())
-
-
-# --- random reads --------------------------------------------------------------------------------------------
-
-
-def read(path: str, offset: int, size: int) -> bytes:
-    with open(path, "rb", buffering=0) as file:
-        return os.pread(file.fileno(), size, offset)
-
-
-DEEDS: dict[str, Callable[..., Any]] = {
-    "stat": lambda path, *_: os.path.isdir(path) or os.stat(path).st_size,
-    "list": lambda path, *_: sorted(name for name in os.listdir(path) if name != ".wdsfs"),
-    "read": read,
-    "write": lambda path, *_: os.close(os.open(path, os.O_WRONLY)),
-    "readlink": lambda path, *_: os.readlink(path),
-    "mkdir": lambda path, *_: os.mkdir(path),
-    "unlink": lambda path, *_: os.unlink(path),
-}
-
-
-def answer(top: Path, deed: str, path: str, offset: int, size: int) -> Any:
-    """What a mount answers; a number is an error."""
-    try:
-        return [DEEDS[deed](os.path.join(top, path).rstrip("/"), offset, size)]
-    except OSError as error:
-        return error.errno
-
-
-@pytest.mark.parametrize("seed", range(3 * THOROUGH))
-def test_random_reads(seed: int, program: Program) -> None:
-    """Names, kinds, sizes, any bytes of any file in any order, and errors."""
-    chance = random.Random(seed)
-    for number in range(chance.randint(1, 3)):
-        program.write(f"s{number}.tar", plain_tar(chance.randint(0, 2), chance.randint(0, 30)))
-    words = [["--layout", "files"], ["--names", "full", "--merge"], []][seed % 3]
-    with both(program, *words, program.home) as mounts:
-        paths = [os.fsdecode(path) for path in sorted(compared(*mounts)) if path != b"."]
-        for _ in range(300):
-            path = chance.choice(["", *paths]) + chance.choice(["", "", "", "/x", "~2", "/x/y"])
-            path = path.lstrip("/")
-            deed = chance.choice(list(DEEDS) if path else ["stat", "list", "read"])
-            asked = deed, path, chance.randint(0, 6000), chance.choice([1, 512, 4096, 70_001])
-            assert len({repr(answer(top, *asked)) for top in mounts}) == 1, asked

@@ -16,7 +16,7 @@ import pytest
 
 from tests import sets, tars
 from tests.conftest import ROOT, Program
-from tests.kernel.mounts import KERNEL, end_mount, engine_of, mount, need_erofs, the_guard, told
+from tests.kernel.mounts import KERNEL, engine_of, mount, the_guard, told
 from wdsfs import host, mount_table
 from wdsfs.cli import mount_helper
 from wdsfs.kernel import engine, erofs_mount
@@ -28,7 +28,6 @@ from wdsfs.mount.mount_options import MountOptions
 @pytest.fixture
 def shard(program: Program) -> Path:
     """A shard for the kernel to serve."""
-    need_erofs()
     return program.write("s0.tar", sets.content(0))
 
 
@@ -44,23 +43,20 @@ def test_an_image_is_made_kept_and_mounted_in_one_step(program: Program, shard: 
         *(f"s0/d{n % 2}{more}" for n in range(3) for more in ("", f"/0-{n}", f"/0-{n}/txt", f"/0-{n}/cls")),
     }
     inodes = []
-    try:
-        for options in ((), (), ("-o", "allow_other,uid=7,umask=007")):
-            said.append(program.run(*mount, *options, shard, program.mountpoint).stderr)
-            assert names_below(program.mountpoint) == shown
-            found = (program.mountpoint / "s0/d0/0-0/txt").stat()
-            top = program.mountpoint.stat()
-            assert (found.st_uid, oct(found.st_mode), oct(top.st_mode)) == (
-                (7, "0o100440", "0o40550") if options else (0, "0o100444", "0o40500")
-            )
-            guard = the_guard(program)
-            inodes.append(Path(guard.image).stat().st_ino)
-            program.run("umount", program.mountpoint)
-        shard.write_bytes(sets.content(5))
-        program.run(*mount, shard, program.mountpoint)
-        assert (program.mountpoint / "s0/d0/5-0/txt").read_bytes() == b"5"
-    finally:
-        end_mount(program.mountpoint)
+    for options in ((), (), ("-o", "allow_other,uid=7,umask=007")):
+        said.append(program.run(*mount, *options, shard, program.mountpoint).stderr)
+        assert names_below(program.mountpoint) == shown
+        found = (program.mountpoint / "s0/d0/0-0/txt").stat()
+        top = program.mountpoint.stat()
+        assert (found.st_uid, oct(found.st_mode), oct(top.st_mode)) == (
+            (7, "0o100440", "0o40550") if options else (0, "0o100444", "0o40500")
+        )
+        guard = the_guard(program)
+        inodes.append(Path(guard.image).stat().st_ino)
+        program.run("umount", program.mountpoint)
+    shard.write_bytes(sets.content(5))
+    program.run(*mount, shard, program.mountpoint)
+    assert (program.mountpoint / "s0/d0/5-0/txt").read_bytes() == b"5"
     assert inodes[0] == inodes[1] != inodes[2]
     assert said == [b"", b"", b""]  # nothing odd, no hints
 
@@ -69,12 +65,9 @@ def test_hints_are_given_when_an_image_is_made(program: Program, shard: Path) ->
     """As a mount by FUSE gives them; the next mount takes the image."""
     shard.write_bytes(tars.tar(tars.member(b"a.jpg")))
     said = list[bytes]()
-    try:
-        for _ in range(2):
-            said.append(program.run("mount", "--engine", "kernel", shard, program.mountpoint).stderr)
-            program.run("umount", program.mountpoint)
-    finally:
-        end_mount(program.mountpoint)
+    for _ in range(2):
+        said.append(program.run("mount", "--engine", "kernel", shard, program.mountpoint).stderr)
+        program.run("umount", program.mountpoint)
     hint = b"wdsfs: loaders that look for *.jpg need --names full or --layout files\n"
     assert said == [hint + b"wdsfs: `wdsfs help layouts` shows the layout for each loader\n", b""]
 
@@ -86,12 +79,9 @@ def test_a_kept_image_is_mounted_without_the_index(program: Program, shard: Path
     def mount(*options: str) -> tuple[bool, bytes]:
         """Mount the set, without an index; if one was made, and what was said."""
         index.unlink(missing_ok=True)
-        try:
-            said = program.run("mount", "--engine", "kernel", *options, shard, program.mountpoint).stderr
-            assert (program.mountpoint / "s0/d0/0-0/txt").read_bytes() == b"0"
-            program.run("umount", program.mountpoint)
-        finally:
-            end_mount(program.mountpoint)
+        said = program.run("mount", "--engine", "kernel", *options, shard, program.mountpoint).stderr
+        assert (program.mountpoint / "s0/d0/0-0/txt").read_bytes() == b"0"
+        program.run("umount", program.mountpoint)
         return index.exists(), said
 
     assert [mount() for _ in range(3)] == [(True, b""), (False, b""), (False, b"")]
@@ -113,33 +103,26 @@ def test_a_kept_image_is_mounted_without_the_index(program: Program, shard: Path
 def test_two_mounts_of_one_image(program: Program, shard: Path) -> None:
     """At two places: each has its guard."""
     other = program.directory("other")
-    try:
-        first = mount(program, shard)
-        program.run(*KERNEL, shard, other)
-        second = guard_of(str(other))
-        assert second is not None
-        assert (second.image, second.pid == first.pid) == (first.image, False)
-        program.run("umount", program.mountpoint)
-        assert (other / "s0/d0/0-0/txt").read_bytes() == b"0"
-    finally:
-        end_mount(other)
-        end_mount(program.mountpoint)
+    first = mount(program, shard)
+    program.run(*KERNEL, shard, other)
+    second = guard_of(str(other))
+    assert second is not None
+    assert (second.image, second.pid == first.pid) == (first.image, False)
+    program.run("umount", program.mountpoint)
+    assert (other / "s0/d0/0-0/txt").read_bytes() == b"0"
 
 
 def test_options_of_the_mount(program: Program, shard: Path) -> None:
     mount = ("mount", "--engine", "kernel")
-    try:
-        for words, wanted in (
-            (["-o", "allow_root,default_permissions,sync,async,dirsync"], {"ro", "nosuid", "nodev", "relatime"}),
-            (["-o", "suid,dev,noexec,noatime"], {"ro", "noexec", "noatime"}),
-        ):
-            program.run(*mount, *words, shard, program.mountpoint)
-            found = mount_table.mounted_at(program.mountpoint)
-            assert found is not None
-            assert set(found.options) == wanted
-            program.run("umount", program.mountpoint)
-    finally:
-        end_mount(program.mountpoint)
+    for words, wanted in (
+        (["-o", "allow_root,default_permissions,sync,async,dirsync"], {"ro", "nosuid", "nodev", "relatime"}),
+        (["-o", "suid,dev,noexec,noatime"], {"ro", "noexec", "noatime"}),
+    ):
+        program.run(*mount, *words, shard, program.mountpoint)
+        found = mount_table.mounted_at(program.mountpoint)
+        assert found is not None
+        assert set(found.options) == wanted
+        program.run("umount", program.mountpoint)
     message = told(program.home, *mount, "-o", "auto_unmount", shard, program.mountpoint, code=2)
     assert "-o auto_unmount: not for an image" in message
 
@@ -205,7 +188,6 @@ def test_auto_takes_fuse_for_what_no_image_can_hold(what: str, program: Program,
 
 def test_auto_takes_fuse_after_the_kernel_has_refused(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     """For a reason that nothing has told before."""
-    need_erofs()
 
     def refuse(*_: object) -> None:
         raise OSError(errno.EINVAL, "for some reason")
@@ -228,7 +210,6 @@ def test_auto_takes_fuse_after_the_kernel_has_refused(program: Program, monkeypa
 
 def test_a_line_of_fstab_that_is_mounted_already(program: Program) -> None:
     """`mount -a` calls the helper for it each time, since the list of mounts has the image."""
-    need_erofs()
     program.write("s0.tar", sets.content(0))
     code = "import sys; from wdsfs.__main__ import mount_helper; sys.exit(mount_helper())"
     line = [sys.executable, "-c", code, str(program.home / "s{0..0}.tar"), str(program.mountpoint), "-o"]
@@ -236,20 +217,16 @@ def test_a_line_of_fstab_that_is_mounted_already(program: Program) -> None:
     def code_of(options: str) -> int:
         return subprocess.run([*line, options], env=program.environment, capture_output=True).returncode
 
-    try:
-        assert code_of("ro,engine=kernel") == 0
-        before = mount_table.mounted_at(program.mountpoint)
-        assert code_of("ro,engine=kernel") == 0
-        assert mount_table.mounted_at(program.mountpoint) == before
-        line[3] = str(program.home / "s0.tar")
-        assert code_of("ro,engine=kernel") == mount_helper.MOUNT_FAILURE
-    finally:
-        end_mount(program.mountpoint)
+    assert code_of("ro,engine=kernel") == 0
+    before = mount_table.mounted_at(program.mountpoint)
+    assert code_of("ro,engine=kernel") == 0
+    assert mount_table.mounted_at(program.mountpoint) == before
+    line[3] = str(program.home / "s0.tar")
+    assert code_of("ro,engine=kernel") == mount_helper.MOUNT_FAILURE
 
 
 def test_a_process_that_may_not_mount(program: Program) -> None:
     """As root in a container: it is known before an image is made."""
-    need_erofs()
     if shutil.which("setpriv") is None:
         pytest.skip("there is no setpriv")
     code = "from wdsfs.kernel.erofs_mount import refusal_of_kernel as found; print(found())"
@@ -266,16 +243,12 @@ def test_a_current_directory_that_was_removed(program: Program, shard: Path) -> 
         command = ("sh", "-c", script, program.home / "gone", *program.command(*words))
         subprocess.run(command, env=program.environment, check=True)
 
-    try:
-        run("mount", "--engine", "kernel", "-q", shard, program.mountpoint)
-        assert (program.mountpoint / "s0/d0/0-0/txt").read_bytes() == b"0"
-        run("umount", program.mountpoint)
-    finally:
-        end_mount(program.mountpoint)
+    run("mount", "--engine", "kernel", "-q", shard, program.mountpoint)
+    assert (program.mountpoint / "s0/d0/0-0/txt").read_bytes() == b"0"
+    run("umount", program.mountpoint)
 
 
 def test_obstacles_to_the_kernel_engine_are_named(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
-    need_erofs()
     file = program.write("s0.tar", sets.content(0))
     shard = sets.at(file)
     assert engine.obstacle([shard], trusting=False) is None

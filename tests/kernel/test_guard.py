@@ -23,7 +23,6 @@ from tests.kernel.mounts import (
     end_mount,
     is_mounted,
     kill,
-    need_erofs,
     run_image,
     shard_and_image,
     the_guard,
@@ -52,11 +51,8 @@ CUT = "import os, sys; os.truncate(sys.argv[1], 512)"
 def mounted(program: Program) -> Iterator[tuple[Path, Path]]:
     """An image over a shard of one large member: the paths of the shard and of the member."""
     shard, image = shard_and_image(program, tars.tar(tars.member(b"a.x", OLD * SIZE), tars.member(b"b.x", b"b")))
-    try:
-        program.run("mount", image, program.mountpoint)
-        yield shard, program.mountpoint / "s" / "a" / "x"
-    finally:
-        end_mount(program.mountpoint)
+    program.run("mount", image, program.mountpoint)
+    yield shard, program.mountpoint / "s" / "a" / "x"
 
 
 def modules_loaded(program: Program, *arguments: str | Path) -> set[str]:
@@ -214,18 +210,15 @@ def test_a_writer_ends_all_mounts(program: Program) -> None:
     with mounted(program) as (shard, file), in_another_namespace(file) as exists_there:
         guard = the_guard(program)
         subprocess.run(["mount", "--bind", program.mountpoint, other], check=True)
-        try:
-            with pytest.raises(MountError, match=f"{guard.pid} still guards the shards.*grep -l .*set.erofs"):
-                mount_search.require_mount(str(program.mountpoint)).end(wait_seconds=0)
-            assert (other / "s" / "b" / "x").read_bytes() == b"b"
-            assert exists_there()
-            write(shard)
-            assert mount_table.mounted_at(other) is None
-            assert not file.exists()
-            assert not exists_there()
-            wait_until(lambda: not guard.alive, "the guard to end")
-        finally:
-            end_mount(other)
+        with pytest.raises(MountError, match=f"{guard.pid} still guards the shards.*grep -l .*set.erofs"):
+            mount_search.require_mount(str(program.mountpoint)).end(wait_seconds=0)
+        assert (other / "s" / "b" / "x").read_bytes() == b"b"
+        assert exists_there()
+        write(shard)
+        assert mount_table.mounted_at(other) is None
+        assert not file.exists()
+        assert not exists_there()
+        wait_until(lambda: not guard.alive, "the guard to end")
 
 
 @pytest.mark.parametrize(("kernel", "seconds"), [("45\n", 40), ("4\n", 3), ("0\n", 40), ("", 40)])
@@ -271,19 +264,15 @@ def test_an_image_of_others_is_refused(program: Program) -> None:
     image.chmod(0o644)
     place.chmod(0o777)
     assert f"others can write to {place}" in program.refused("mount", link, program.mountpoint, code=5)
-    try:
-        program.run("mount", "--trust", "everyone", link, program.mountpoint)
-        program.run("umount", program.mountpoint)
-        place.chmod(0o755)
-        os.chown(place, 65534, 65534)
-        program.run(*mount, env={"SUDO_UID": "65534"})  # who types sudo could do it in any case
-    finally:
-        end_mount(program.mountpoint)
+    program.run("mount", "--trust", "everyone", link, program.mountpoint)
+    program.run("umount", program.mountpoint)
+    place.chmod(0o755)
+    os.chown(place, 65534, 65534)
+    program.run(*mount, env={"SUDO_UID": "65534"})  # who types sudo could do it in any case
 
 
 def test_links_of_others_lead_to_their_own_files_only(program: Program) -> None:
     """They cannot have a file of root's shown that has the size and time of a shard."""
-    need_erofs()
     nobody, secret = 65534, program.home / "secret"
     place = program.directory("place")
     shard, image, mountpoint = place / "s.tar", program.home / "set.erofs", program.mountpoint
@@ -319,15 +308,12 @@ def test_links_of_others_lead_to_their_own_files_only(program: Program) -> None:
     os.chown(place / "before.tar", nobody, nobody)
     (program.home / "mine").symlink_to(place)
     ways = [("mount", image), ("mount", "--engine", "kernel", program.home / "mine" / "s.tar")]
-    try:
-        for words in ways:
-            program.run(*words, mountpoint)
-            assert (mountpoint / "s" / "a" / "x").read_bytes() == b"a" * 5000
-            program.run("umount", mountpoint)
-        link_to(program.write("other.tar", (place / "before.tar").read_bytes()), mine=True)
-        program.run("mount", "--engine", "kernel", shard, mountpoint)
-    finally:
-        end_mount(mountpoint)
+    for words in ways:
+        program.run(*words, mountpoint)
+        assert (mountpoint / "s" / "a" / "x").read_bytes() == b"a" * 5000
+        program.run("umount", mountpoint)
+    link_to(program.write("other.tar", (place / "before.tar").read_bytes()), mine=True)
+    program.run("mount", "--engine", "kernel", shard, mountpoint)
 
 
 def test_a_shard_that_is_being_written_is_refused(program: Program) -> None:
@@ -373,7 +359,6 @@ def test_without_leases_times_are_looked_at(program: Program, monkeypatch: pytes
 
 def test_a_write_below_an_overlay_layer_ends_the_mount(program: Program) -> None:
     """An overlay of the kernel's. No lease tells of it; so the times are looked at."""
-    need_erofs()
     below, _, upper, work, shown = map(program.directory, ("below", "w", "w/upper", "w/work", "shown"))
     layers = f"lowerdir={below},upperdir={upper},workdir={work}"
     subprocess.run(["mount", "-t", "overlay", "-o", layers, "layers", shown], check=True)
@@ -471,21 +456,17 @@ def test_without_inotify_the_superblock_is_looked_for(tmp_path: Path, monkeypatc
 
 def test_an_image_that_was_removed(program: Program) -> None:
     """The kernel has it open, so the mount goes on; commands know it by its guard."""
-    need_erofs()
     shard = program.write("s.tar", tars.tar(tars.member(b"a.x", b"one")))
-    try:
-        program.run("mount", "--engine", "kernel", shard, program.mountpoint)
-        guard = the_guard(program)
-        Path(guard.image).unlink()
-        assert (program.mountpoint / "s" / "a" / "x").read_bytes() == b"one"
-        for place in ([], [program.mountpoint]):
-            shown = told(program.home, "status", *place, code=0)
-            assert f"{program.mountpoint}: served by the kernel" in shown
-            assert f"{guard.image}: No such file or directory" in shown
-        said = program.refused("where", program.mountpoint / "s", code=5)
-        assert "its image has been removed" in said
-    finally:
-        end_mount(program.mountpoint)
+    program.run("mount", "--engine", "kernel", shard, program.mountpoint)
+    guard = the_guard(program)
+    Path(guard.image).unlink()
+    assert (program.mountpoint / "s" / "a" / "x").read_bytes() == b"one"
+    for place in ([], [program.mountpoint]):
+        shown = told(program.home, "status", *place, code=0)
+        assert f"{program.mountpoint}: served by the kernel" in shown
+        assert f"{guard.image}: No such file or directory" in shown
+    said = program.refused("where", program.mountpoint / "s", code=5)
+    assert "its image has been removed" in said
 
 
 def test_two_mounts_at_once(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -496,9 +477,6 @@ def test_two_mounts_at_once(program: Program, monkeypatch: pytest.MonkeyPatch) -
         program.run("mount", image, program.mountpoint)
 
     monkeypatch.setattr(guard_module, "_refuse_network", overtaken)
-    try:
-        assert run_image(program, image) == MountError.exit_code
-        there = [one for one in mount_table.mounts() if os.fsdecode(one.path) == str(program.mountpoint)]
-        assert len(there) == 1
-    finally:
-        end_mount(program.mountpoint)
+    assert run_image(program, image) == MountError.exit_code
+    there = [one for one in mount_table.mounts() if os.fsdecode(one.path) == str(program.mountpoint)]
+    assert len(there) == 1

@@ -6,7 +6,6 @@ serve; some have the kernel mount them.
 
 from __future__ import annotations
 
-import errno
 import gzip
 import hashlib
 import json
@@ -31,7 +30,7 @@ from hypothesis import strategies as st
 from tests import sets, tars
 from tests.conftest import Program
 from tests.erofs import ErofsImage, Inode, Unreadable
-from tests.kernel.mounts import end_mount, need_erofs, shard_and_image, told
+from tests.kernel.mounts import end_mount, shard_and_image, told
 from tests.processes import wait_until
 from tests.servers import need_server
 from tests.tars import member
@@ -399,6 +398,25 @@ LINKS = tars.tar(
 )
 
 
+def contents_below(top: Path) -> dict[bytes, bytes | None]:
+    """The contents of files and links below a directory; None for directories, and for what cannot be read."""
+    found: dict[bytes, bytes | None] = {}
+    for path in top.rglob("*"):
+        name = bytes(path)[len(bytes(top)) :]
+        found[name] = os.readlink(bytes(path)) if path.is_symlink() else None
+        if not path.is_symlink() and path.is_file():
+            with suppress(OSError):
+                found[name] = path.read_bytes()
+    return found
+
+
+def contents_of(tree: LowerTree) -> dict[bytes, bytes | None]:
+    """The same of a tree."""
+    kinds = {stat.S_IFLNK: lambda node: tree.readlink(node.inode), stat.S_IFDIR: lambda _: None}
+    read = lambda node: content_or_damage(tree, node)  # noqa: E731
+    return {path: kinds.get(stat.S_IFMT(node.mode), read)(node) for path, node in nodes_of(tree).items() if path}
+
+
 @pytest.mark.parametrize("since", [OLD, NEW], ids=["5.16", "6.15"])
 @pytest.mark.parametrize(("view", "merge"), [(View(), False), (View("files"), True)])
 def test_another_program_extracts_the_same(
@@ -406,63 +424,48 @@ def test_another_program_extracts_the_same(
 ) -> None:
     """fsck.erofs of erofs-utils, which knows the format from elsewhere, finds nothing wrong."""
     fsck = need_server(shutil.which("fsck.erofs"), "erofs-utils")
-    image, copy = tmp_path / "set.erofs", tmp_path / "copy"
     odd = (tars.ODD[name].tar() for name in _MOUNTED if "cut" not in name)
     link = tars.tar(member(b"d/l", kind=tars.SYMLINK, link=b"../a"))
     with a_tree(tmp_path, [*odd, plain_tar(2, 40), link], view, merge) as tree:
         image_of(tmp_path, tree, since)
-        devices = [f"--device={tmp_path / one.path}" for one in manifest.read_manifest(os.fsencode(image)).devices]
+        image, copy = tmp_path / "set.erofs", tmp_path / "copy"
+        devices = [f"--device={tmp_path / one.path}" for one in manifest.read_manifest(bytes(image)).devices]
         command: list[str | Path] = [fsck, f"--extract={copy}", "--no-preserve", *devices, image]
         done = subprocess.run(command, check=False, capture_output=True, text=True)
         if "blksize 512 isn't supported" in done.stderr:
             pytest.skip("this fsck.erofs is too old (1.5, of Debian 12) for blocks of 512 bytes")
         assert done.returncode == 0, done
-        shown = nodes_of(tree)
-        assert {os.fsencode(path)[len(bytes(copy)) :] for path in copy.rglob("*")} == shown.keys() - {b""}
-        for path, node in shown.items():
-            found = bytes(copy) + path
-            assert stat.S_IFMT(os.lstat(found).st_mode) == stat.S_IFMT(node.mode)
-            if stat.S_ISLNK(node.mode):
-                assert os.readlink(found) == tree.readlink(node.inode)
-            elif stat.S_ISREG(node.mode):
-                assert Path(os.fsdecode(found)).read_bytes() == content_of(tree, node.inode)
+        assert contents_below(copy) == contents_of(tree)
 
 
 @pytest.mark.parametrize("by_loops", [False, True])
-def test_the_kernel_shows_the_same(by_loops: bool, tmp_path: Path) -> None:
+def test_the_kernel_shows_the_same(by_loops: bool, program: Program) -> None:
     """By the shards themselves, and by loop devices, which go away with the mount."""
-    need_erofs()
     shards = [*(tars.ODD[name].tar() for name in _MOUNTED), plain_tar(2, 40), LINKS]
-    mountpoint = tmp_path / "mnt"
-    mountpoint.mkdir()
-    with a_tree(tmp_path, shards, View("files")) as tree:
-        image_of(tmp_path, tree, OLD, Owner())
-        image = str(tmp_path / "set.erofs")
-        devices = open_devices(manifest.read_manifest(image), str(tmp_path), False)
+    image, home = program.home / "set.erofs", str(program.home)
+    with a_tree(program.home, shards, View("files")) as tree:
+        image_of(program.home, tree, OLD, Owner())
+        devices = open_devices(manifest.read_manifest(bytes(image)), home, False)
         mount = erofs_mount.mount_by_loops if by_loops else erofs_mount.mount_image
-        try:
-            mount(image, str(mountpoint), [one.fd for one in devices], 0)
-            close_devices(devices)
-            compare_mounted(tree, os.fsencode(mountpoint))
-            source = mount_table.mounted_at(mountpoint)
-            assert source is not None
-            assert source.source.startswith(b"/dev/loop") == by_loops
-        finally:
-            end_mount(mountpoint)
+        mount(str(image), str(program.mountpoint), [one.fd for one in devices], 0)
+        close_devices(devices)
+        assert contents_below(program.mountpoint) == contents_of(tree)
+        source = mount_table.mounted_at(program.mountpoint)
+        assert source is not None
+        assert source.source.startswith(b"/dev/loop") == by_loops
+    end_mount(program.mountpoint)
     # Whatever looks at new disks may have one open for a moment; it goes with its last user.
-    wait_until(lambda: not any(os.fsencode(tmp_path) in one for one in looped()), "the loop devices to go")
+    wait_until(lambda: not any(os.fsencode(home) in one for one in looped()), "the loop devices to go")
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 4])
 def test_no_loop_device_is_left_of_a_process_that_was_killed(
-    steps: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    steps: int, program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before, between and after its loop devices: the kernel releases them with their last user."""
-    need_erofs()
     with a_tree(tmp_path, [plain_tar(1, 5), plain_tar(2, 5)], View()) as tree:
         image_of(tmp_path, tree)
-    image, mountpoint = tmp_path / "set.erofs", tmp_path / "mnt"
-    mountpoint.mkdir()
+    image, mountpoint = tmp_path / "set.erofs", program.mountpoint
     plainly = erofs_mount._loop_device
 
     def make(fd: int) -> tuple[int, str]:
@@ -494,51 +497,23 @@ def looped() -> Iterator[bytes]:
             yield file.read_bytes()
 
 
-def compare_mounted(tree: LowerTree, mountpoint: bytes) -> None:
-    """What is mounted is the same as the tree."""
-    shown = nodes_of(tree)
-    seen = {b""}
-    for directory, below, files in os.walk(mountpoint):
-        seen |= {directory[len(mountpoint) :] + b"/" + name for name in [*below, *files]}
-    assert seen == set(shown)
-    for path, node in shown.items():
-        found = os.lstat(mountpoint + path)
-        assert (found.st_mode, found.st_nlink, found.st_mtime_ns) == (node.mode, node.links, node.mtime_ns), path
-        assert (found.st_uid, found.st_gid) == (0, 0)
-        if stat.S_ISLNK(node.mode):
-            assert os.readlink(mountpoint + path) == tree.readlink(node.inode)
-        elif stat.S_ISREG(node.mode):
-            assert found.st_size == node.size
-            content = content_or_damage(tree, node)
-            if content is None:
-                with pytest.raises(OSError, match=r"Input/output error|No such device") as raised:
-                    Path(os.fsdecode(mountpoint + path)).read_bytes()
-                assert raised.value.errno in (errno.EIO, errno.ENODEV)
-            else:
-                assert Path(os.fsdecode(mountpoint + path)).read_bytes() == content
-
-
 def test_image_and_mount_by_the_program(program: Program) -> None:
     """Made, mounted, shown by `status`, ended; with its shards moved to another directory."""
-    need_erofs()
     one, other = (program.write(f"set/s{number}.tar", sets.content(number)) for number in (0, 1))
     image = one.parent / "set.erofs"
     made = program.json("image", str(one.parent / "s{0..1}.tar"), "-o", image)
     assert (made["devices"], made["size"]) == (2, image.stat().st_size)
     assert made["files"] == [str(one), str(other)]
     image = one.parent.rename(program.home / "moved") / "set.erofs"
-    try:
-        program.run("mount", "-o", "noexec", image, program.mountpoint)
-        assert (program.mountpoint / "s1" / "d1" / "1-1" / "txt").read_bytes() == b"1"
-        (report,) = program.json("status", program.mountpoint)
-        assert (report["state"], report["specs"], report["shards"]) == ("served by the kernel", [str(image)], 2)
-        found = mount_table.mounted_at(program.mountpoint)
-        assert found is not None
-        assert {"ro", "nosuid", "nodev", "noexec"} <= set(found.options)
-        program.run("umount", program.mountpoint)
-        assert not list(program.mountpoint.iterdir())
-    finally:
-        end_mount(program.mountpoint)
+    program.run("mount", "-o", "noexec", image, program.mountpoint)
+    assert (program.mountpoint / "s1" / "d1" / "1-1" / "txt").read_bytes() == b"1"
+    (report,) = program.json("status", program.mountpoint)
+    assert (report["state"], report["specs"], report["shards"]) == ("served by the kernel", [str(image)], 2)
+    found = mount_table.mounted_at(program.mountpoint)
+    assert found is not None
+    assert {"ro", "nosuid", "nodev", "noexec"} <= set(found.options)
+    program.run("umount", program.mountpoint)
+    assert not list(program.mountpoint.iterdir())
 
 
 def test_changed_shards_and_cut_images_are_not_mounted(program: Program) -> None:
@@ -548,13 +523,11 @@ def test_changed_shards_and_cut_images_are_not_mounted(program: Program) -> None
     message = told(home, "mount", "-f", image, mountpoint, code=3)
     assert f"shards have changed since the image was made: {shard}; make the image again" in message
     assert "--trust-shards" in message
-    try:
-        program.run("mount", "--trust-shards", image, mountpoint)
-        assert [file.name for file in mountpoint.iterdir()] == ["s"]
-        words = ("-f", "--trust-shards", image, mountpoint)
-        assert "wdsfs is mounted there already" in told(home, "mount", *words, code=5)
-    finally:
-        end_mount(mountpoint)
+    program.run("mount", "--trust-shards", image, mountpoint)
+    assert [file.name for file in mountpoint.iterdir()] == ["s"]
+    words = ("-f", "--trust-shards", image, mountpoint)
+    told(home, "mount", *words, code=5)
+    program.run("umount", mountpoint)
     with shard.open("ab") as file:
         file.write(bytes(512))
     assert "shards have changed" in told(home, "mount", "-f", "--trust-shards", image, mountpoint, code=3)

@@ -90,7 +90,6 @@ def test_a_mount_that_fails_says_what_doctor_finds(user_program: Program, user: 
             with program.mounted("-o", "allow_other", "a.tar"):
                 return
         said = program.run("mount", "-o", "allow_other", "a.tar", program.mountpoint, code=5).stderr.decode()
-    assert "allow_other: user_allow_other is not set in /etc/fuse.conf" in said
     assert "-> echo user_allow_other | sudo tee -a /etc/fuse.conf" in said
 
 
@@ -98,12 +97,8 @@ def test_findings_that_prevent_a_mount_are_selected(monkeypatch: pytest.MonkeyPa
     levels = {"/dev/fuse": "fail", "kernel": "ok", "open files": "warn", "allow_other": "warn"}
     findings = [MachineFinding(name, level, "detail", "remedy") for name, level in levels.items()]  # type: ignore[arg-type]
     monkeypatch.setattr(doctor, "diagnose", lambda _: findings)
-    for options, names in (
-        ([], ["/dev/fuse"]),
-        (["ro", "allow_other"], ["/dev/fuse", "allow_other"]),
-        (["allow_root"], ["/dev/fuse", "allow_other"]),
-    ):
-        assert [finding.name for finding in doctor.preventing("/mnt", options)] == names
+    for option, more in (("ro", []), ("allow_other", ["allow_other"]), ("allow_root", ["allow_other"])):
+        assert [one.name for one in doctor.preventing("/mnt", [option])] == ["/dev/fuse", *more]
 
 
 ALL, NONE, DOCKER = "000001ffffffffff", "0000000000000000", "00000000a80425fb"
@@ -229,16 +224,6 @@ def place(tmp_path: Path) -> Path:
     return directory
 
 
-def test_a_mount_point_that_is_no_empty_directory_fails(place: Path, root: None) -> None:
-    assert doctor.check_mountpoint(str(place)).level == "ok"
-    assert_remedy(doctor.check_mountpoint(f"{place}/x"), "fail", "no such directory", f"mkdir -p '{place}/x'")
-    (place / "x").touch()
-    assert_remedy(doctor.check_mountpoint(f"{place}/x"), "fail", "is not a directory", "choose")
-    assert_remedy(doctor.check_mountpoint(str(place)), "fail", "is not empty", "-o nonempty")
-    # To mount over all that is there is no remedy.
-    assert_remedy(doctor.check_mountpoint("/"), "fail", "is the root directory", "make a directory")
-
-
 @pytest.mark.parametrize(
     ("code", "detail", "remedy"),
     [
@@ -273,14 +258,14 @@ def test_doctor_and_mount_give_the_same_reason(program: Program) -> None:
     """`mount` refuses what `doctor` warns of, in the same words; of a healthy mount neither says to end it."""
     program.write("a.tar", tars.tar(tars.member(b"a.txt", b"a")))
     program.write("full/x", b"")
-    for place in ("full", "missing", "full/x"):
+    remedies = {"full": "-o nonempty", "is missing": "mkdir -p '", "full/x": "choose", "/": "make a directory"}
+    for place, remedy in remedies.items():
         *_, finding = program.json("doctor", place, code=5)
-        assert finding["level"] == "fail"
-        assert finding["detail"] in program.refused("mount", "a.tar", place, code=5)
+        assert (finding["level"], remedy in finding["remedy"]) == ("fail", True)
+        assert place == "/" or finding["detail"] in program.refused("mount", "a.tar", place, code=5)
     with program.mounted("a.tar") as mounted:
         *_, finding = program.json("doctor", mounted.path)
-        here = f"wdsfs is mounted here, running (process {mounted.pid})"
-        assert (finding["level"], finding["detail"]) == ("ok", here)
+        assert (finding["level"], f"(process {mounted.pid})" in finding["detail"]) == ("ok", True)
 
 
 @contextlib.contextmanager

@@ -10,10 +10,8 @@ import contextlib
 import ctypes
 import errno
 import fcntl
-import hashlib
 import itertools
 import mmap
-import multiprocessing
 import os
 import random
 import re
@@ -146,6 +144,10 @@ def test_stat_is_complete(shown: Mounted) -> None:
     assert [(shown.path / path).stat().st_nlink for path in ("d/d", "d")] == [3, 3]
     assert shown.path.stat().st_nlink == 2 + len(os.listdir(shown.path))
     assert shown.path.stat().st_dev != shown.path.parent.stat().st_dev
+    totals = os.statvfs(shown.path)
+    assert totals.f_blocks * totals.f_frsize > 9 << 30
+    assert (totals.f_bfree, totals.f_bavail, totals.f_ffree, totals.f_namemax) == (0, 0, 0, 255)
+    assert totals.f_flag & os.ST_RDONLY
 
 
 @BY_BOTH
@@ -183,17 +185,6 @@ def test_readdir_tells_the_inodes_of_stat(shown: Mounted) -> None:
             assert listed[b".."] == directory.parent.stat().st_ino
 
 
-def test_df_shows_totals(program: Program) -> None:
-    program.write("a.tar", tars.tar(tars.member(b"a.txt", b"x" * 5000), tars.member(b"a.cls", b"y" * 1000)))
-    with program.mounted("a.tar") as mounted:
-        found = os.statvfs(mounted.path)
-        assert found.f_blocks * found.f_frsize in range(6000, 6000 + 512)
-        assert (found.f_bfree, found.f_bavail, found.f_ffree, found.f_files) == (0, 0, 0, 2)
-        assert (found.f_namemax, found.f_flag & os.ST_RDONLY) == (255, os.ST_RDONLY)
-        said = program.tool("df", "--output=size,avail", "--block-size=512", mounted.path)
-        assert said.split()[-2:] == [b"12", b"0"]
-
-
 def test_extended_attributes_tell_where_things_come_from(program: Program) -> None:
     content = os.urandom(1000)
     shard = program.write(
@@ -224,18 +215,19 @@ def test_extended_attributes_tell_where_things_come_from(program: Program) -> No
 # --- listings ----------------------------------------------------------------------------------------------
 
 
-def getdents(directory: Path, size: int = 1 << 15) -> list[tuple[int, bytes, int]]:
-    """The entries of a directory as getdents64(2) gives them into a buffer of this size: inode, name, type."""
+def getdents(directory: Path, size: int = 1 << 15, after: int = 0) -> list[tuple[int, bytes, int]]:
+    """The entries behind a position as getdents64(2) gives them into a buffer: inode, name, the next position."""
     buffer = ctypes.create_string_buffer(size)
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     found = []
     try:
+        os.lseek(fd, after, os.SEEK_SET)
         while got := libc.syscall(217, fd, buffer, size):  # x86-64; the test of small buffers says so
             assert got > 0, os.strerror(ctypes.get_errno())
             data, at = ctypes.string_at(buffer, got), 0  # once: `buffer.raw` copies all of it each time
             while at < got:
-                inode, _, length, kind = struct.unpack_from("<QqHB", data, at)
-                found.append((inode, data[at + 19 : at + length].partition(b"\0")[0], kind))
+                inode, position, length = struct.unpack_from("<QqH", data, at)
+                found.append((inode, data[at + 19 : at + length].partition(b"\0")[0], position))
                 at += length
     finally:
         os.close(fd)
@@ -255,54 +247,18 @@ def test_a_huge_directory_in_small_pieces(shown: Mounted) -> None:
     expected = [b".", b"..", *(b"%05d" % number for number in range(50_000))]
     for size in (3000, 1 << 20):
         assert [name for _, name, _ in getdents(shown.path / "huge", size)] == expected
-
-
-@BOTH_ENGINES
-def test_a_huge_top_of_a_merged_tree_in_small_pieces(program: Program) -> None:
-    program.write("a.tar", tars.tar(*(tars.header(b"%05d.x" % number) for number in range(10_000))))
-    expected = [b".", b"..", *(b"%05d" % number for number in range(10_000))]
-    with program.mounted("--merge", "a.tar") as mounted:
-        for size in (3000, 1 << 20):
-            assert [name for _, name, _ in getdents(mounted.path, size)] == expected
-
-
-class _Dirent(ctypes.Structure):
-    _fields_ = (
-        ("inode", ctypes.c_uint64),
-        ("offset", ctypes.c_int64),
-        ("length", ctypes.c_uint16),
-        ("kind", ctypes.c_uint8),
-        ("name", ctypes.c_char * 256),
-    )
+    if shown.program.engine == FUSE:
+        with shown.program.mounted("--merge", "huge.tar", at=shown.program.directory("merged")) as merged:
+            assert [name for _, name, _ in getdents(merged.path, 3000)] == expected
 
 
 @BY_FUSE
 def test_telldir_and_seekdir(shown: Mounted) -> None:
     """A program can go back to a position in a listing, also beyond the end of one read."""
-    libc.opendir.restype = libc.readdir.restype = ctypes.c_void_p
-    libc.telldir.restype = ctypes.c_long
-    stream = ctypes.c_void_p(libc.opendir(bytes(shown.path / "order")))
-    assert stream
-
-    def next_name() -> bytes | None:
-        entry = libc.readdir(stream)
-        return bytes(_Dirent.from_address(entry).name) if entry else None
-
-    places = []
-    while True:
-        place = libc.telldir(stream)
-        name = next_name()
-        if name is None:
-            break
-        places.append((place, name))
-    assert len(places) == 3002
-    random.Random(2).shuffle(places)
-    for place, name in places[:200]:
-        libc.seekdir(stream, ctypes.c_long(place))
-        assert next_name() == name
-    libc.rewinddir(stream)
-    assert next_name() == b"."
-    assert libc.closedir(stream) == 0
+    entries = getdents(shown.path / "order")
+    assert len(entries) == 3002
+    for at in random.Random(2).sample(range(3002), 40):
+        assert getdents(shown.path / "order", after=entries[at][2]) == entries[at + 1 :]
 
 
 @BY_BOTH
@@ -314,16 +270,6 @@ def test_10000_extensions_in_one_sample(shown: Mounted) -> None:
     for number in (0, 1, 4999, 9999):
         assert (sample / str(number)).read_bytes() == b"%d" % number
     assert not (sample / "10000").exists()
-
-
-@BY_BOTH
-def test_many_small_files_by_many_readers(shown: Mounted) -> None:
-    def read(seed: int) -> bool:
-        names = random.Random(seed).sample([*MANY], len(MANY))
-        return all((shown.path / "many" / os.fsdecode(name) / "x").read_bytes() == MANY[name] for name in names)
-
-    with concurrent.futures.ThreadPoolExecutor(6) as threads:
-        assert all(threads.map(read, range(6)))
 
 
 def test_1000000_samples_in_one_shard(program: Program) -> None:
@@ -455,26 +401,19 @@ def test_mmap_sendfile_and_reads_past_the_page_cache(shown: Mounted, tmp_path: P
             assert buffer[:] == BIG[1 << 20 : 2 << 20]
 
 
-def _digest_again_and_again(path: str, seed: int) -> set[str]:
-    """In a process of its own: read the file in pieces of many sizes."""
-    some, found = random.Random(seed), set()
-    for _ in range(3):
-        digest = hashlib.sha256()
-        with open(path, "rb", buffering=0) as file:
-            while part := file.read(some.randrange(1, 300_000)):
-                digest.update(part)
-        found.add(digest.hexdigest())
-    return found
-
-
-@BY_FUSE
+@BY_BOTH
 def test_readers_at_the_same_time(shown: Mounted) -> None:
-    expected, path = {hashlib.sha256(BIG).hexdigest()}, str(shown.path / "big/big/bin")
-    with concurrent.futures.ThreadPoolExecutor(8) as threads:
-        assert all(found == expected for found in threads.map(_digest_again_and_again, [path] * 8, range(8)))
-    context = multiprocessing.get_context("forkserver")
-    with concurrent.futures.ProcessPoolExecutor(3, context) as processes:
-        assert all(found == expected for found in processes.map(_digest_again_and_again, [path] * 3, range(3)))
+    """A large file in pieces of many sizes, and many small ones."""
+
+    def read(seed: int) -> bool:
+        some = random.Random(seed)
+        with (shown.path / "big/big/bin").open("rb", buffering=0) as file:
+            big = b"".join(iter(lambda: file.read(some.randrange(1, 300_000)), b""))
+        keys = some.sample([*MANY], len(MANY))
+        return (big, {key: (shown.path / f"many/{key.decode()}/x").read_bytes() for key in keys}) == (BIG, MANY)
+
+    with concurrent.futures.ThreadPoolExecutor(6) as threads:
+        assert all(threads.map(read, range(6)))
 
 
 @BY_BOTH
@@ -585,55 +524,23 @@ def test_odd_shards_in_the_other_views(odd: Program, options: list[str]) -> None
         assert {path.removeprefix(b"./") for path in found.split(b"\0") if path} == set(shown)
 
 
-def test_a_cut_member_can_be_read_up_to_the_cut(program: Program) -> None:
-    content = os.urandom(300_000)
-    whole = tars.tar(tars.A, tars.member(b"cut.bin", content))
-    program.write("a.tar", whole[: len(tars.A) + 512 + 200_000])
-    program.write("b.tar", SMALL)
-    with program.mounted("{a,b}.tar") as mounted:
-        mounted.expect_log(r"a\.tar: .* ends at byte .*; see: wdsfs check", r"a\.tar: the shard ends ")
-        path = mounted.path / "a/cut/bin"
-        assert path.stat().st_size == 300_000
-        fd = os.open(path, os.O_RDONLY)
-        try:
-            assert os.pread(fd, 4096, 0) == content[:4096]
-            assert os.pread(fd, 150_000, 0) == content[:150_000]
-            for place in (200_704, 299_999):
-                with fails(errno.EIO):
-                    os.pread(fd, 10, place)
-        finally:
-            os.close(fd)
-        assert (mounted.path / "a/a/txt").read_bytes() == b"aaa"
-        assert (mounted.path / "b/b/txt").read_bytes() == tars.ABC
-        (report,) = mounted.status()["damaged"]
-        assert report["shard"] == str(program.home / "a.tar")
-
-
 @BOTH_ENGINES
-def test_hard_links_are_one_file(program: Program) -> None:
-    link = tars.member(b"d/l.txt", kind=tars.HARD_LINK, link=b"b.txt")
-    program.write("a.tar", tars.tar(tars.A, tars.B, link))
+def test_links_are_as_stored(program: Program) -> None:
+    """Hard links are one file; symbolic links lead where they say, and are in no sample."""
+    targets = {b"l1": b"a.txt", b"d/l2": b"../b.txt", b"l3": b"/etc/hostname", b"l4": b"gone", b"l5": b"l5"}
+    links = [tars.member(name, kind=tars.SYMLINK, link=target) for name, target in targets.items()]
+    hard = tars.member(b"d/l.txt", kind=tars.HARD_LINK, link=b"b.txt")
+    program.write("a.tar", tars.tar(tars.A, tars.B, hard, *links))
     with program.mounted("--layout", "files", "a.tar") as mounted:
         one, other = (mounted.path / "a/b.txt").stat(), (mounted.path / "a/d/l.txt").stat()
         assert (one.st_ino, one.st_nlink, one.st_size) == (other.st_ino, 2, 768)
-        assert one.st_nlink == other.st_nlink
         assert (mounted.path / "a/a.txt").stat().st_nlink == 1
-        assert (mounted.path / "a/d/l.txt").read_bytes() == tars.ABC
-
-
-@BOTH_ENGINES
-def test_symbolic_links_are_as_stored(program: Program) -> None:
-    targets = {b"l1": b"a.txt", b"d/l2": b"../b.txt", b"l3": b"/etc/hostname", b"l4": b"gone", b"l5": b"l5"}
-    links = [tars.member(name, kind=tars.SYMLINK, link=target) for name, target in targets.items()]
-    program.write("a.tar", tars.tar(tars.A, tars.B, *links))
-    with program.mounted("--layout", "files", "a.tar") as mounted:
         for name, target in targets.items():
             path = os.path.join(bytes(mounted.path), b"a", name)
             assert os.readlink(path) == target
-            assert os.lstat(path).st_size == len(target)
-            assert stat.filemode(os.lstat(path).st_mode) == "lrwxrwxrwx"
+            assert (os.lstat(path).st_size, os.lstat(path).st_mode) == (len(target), stat.S_IFLNK | 0o777)
         assert (mounted.path / "a/l1").read_bytes() == b"aaa"
-        assert (mounted.path / "a/d/l2").read_bytes() == tars.ABC
+        assert (mounted.path / "a/d/l.txt").read_bytes() == (mounted.path / "a/d/l2").read_bytes() == tars.ABC
         with fails(errno.ELOOP):
             (mounted.path / "a/l5").read_bytes()
     with program.mounted("a.tar") as mounted:
@@ -684,31 +591,6 @@ def test_allow_other(small: Program, user_program: Program) -> None:
         assert user_program.tool("ls", mounted.path, code=2) == b""
 
 
-@needs_root
-def test_under_an_overlay_of_the_kernel(small: Program) -> None:
-    """A way to write on top of a mount, which asks more of a file system than most programs do."""
-    lower, upper, work, merged = (small.directory(name) for name in ("lower", "upper", "work", "merged"))
-
-    def overlay(lowest: Path) -> subprocess.CompletedProcess[bytes]:
-        options = f"lowerdir={lowest},upperdir={upper},workdir={work}"
-        return subprocess.run(["mount", "-t", "overlay", "none", "-o", options, merged], check=False)
-
-    if overlay(lower).returncode:
-        pytest.skip("no overlay can be mounted here")
-    subprocess.run(["umount", merged], check=True)
-    with small.mounted("a.tar") as mounted:
-        assert overlay(mounted.path).returncode == 0
-        try:
-            assert (merged / "a/b/txt").read_bytes() == tars.ABC
-            with (merged / "a/b/txt").open("ab") as file:
-                file.write(b"more")
-            (merged / "a/a/txt").unlink()
-            assert read_back(merged) == {b"a/b/txt": tars.ABC + b"more"}
-            assert (mounted.path / "a/b/txt").read_bytes() == tars.ABC
-        finally:
-            subprocess.run(["umount", merged], check=True)
-
-
 def test_the_mount_table_says_what_is_mounted(program: Program) -> None:
     program.write("a,b c.tar", SMALL)
     with program.mounted("a,b c.tar") as mounted:
@@ -722,22 +604,14 @@ def test_the_mount_table_says_what_is_mounted(program: Program) -> None:
         assert "noexec" in line.options
     with program.mounted("-o", "subtype=other", "-o", "ro,noatime", "a,b c.tar", ends_itself=True) as mounted:
         assert mount_table.mounted_at(mounted.path).fstype == "fuse.other"  # type: ignore[union-attr]
-        assert "mounted there already" in program.refused("mount", "a,b c.tar", mounted.path, code=5)
+        program.refused("mount", "a,b c.tar", mounted.path, code=5)
         program.run("umount", mounted.path)
 
 
-@pytest.mark.parametrize(
-    ("options", "word"),
-    [
-        ("allow_others uid fsname max_read=4096", "no such option"),
-        ("uid=me uid=-1 gid=4294967295", "a number up to"),
-        ("umask=999 umask=1777", "an octal number"),
-        ("rw remount", "read-only"),
-    ],
-)
-def test_options_that_mean_nothing_are_refused(options: str, word: str) -> None:
-    for option in options.split():
-        with pytest.raises(UsageError, match=f"-o {option}.*{word}"):
+def test_options_that_mean_nothing_are_refused() -> None:
+    refused = "allow_others uid fsname max_read=4096 uid=me uid=-1 gid=4294967295 umask=999 umask=1777 rw remount"
+    for option in refused.split():
+        with pytest.raises(UsageError, match=f"-o {option}"):
             parse_options([f"ro,{option}"])
 
 
@@ -916,46 +790,30 @@ def test_umount_of_a_mount_whose_processes_are_stopped(small: Program, stopped: 
 
 
 def test_umount_of_a_mount_in_use(program: Program) -> None:
+    """It is refused, and names the user. A lazy one frees the mount point for another mount; the user reads on."""
     program.write("a.tar", tars.tar(tars.member(b"a.bin", BIG)))
-    with program.mounted("a.tar", ends_itself=True) as mounted:
-        with (mounted.path / "a/a/bin").open("rb") as file:
-            message = program.refused("umount", mounted.path, code=5)
-            command = Path("/proc/self/comm").read_text().strip()
-            assert f"is in use by {command} ({os.getpid()}" in message
-            assert "--lazy" in message
-            assert file.read(10) == BIG[:10]
-            program.run("umount", "--lazy", mounted.path)
-            assert mount_table.mounted_at(mounted.path) is None
+    with program.mounted("a.tar", ends_itself=True) as mounted, (mounted.path / "a/a/bin").open("rb") as file:
+        message = program.refused("umount", mounted.path, code=5)
+        assert f"{Path('/proc/self/comm').read_text().strip()} ({os.getpid()}" in message
+        assert file.read(10) == BIG[:10]
+        program.run("umount", "--lazy", mounted.path)
+        assert mount_table.mounted_at(mounted.path) is None
+        with program.mounted("a.tar") as new:
             assert file.read() == BIG[10:]
-        assert mounted.wait_for_exit() == 0
-
-
-def test_a_mount_point_is_free_after_a_lazy_unmount(small: Program) -> None:
-    """While the old mount still has a user, a new one can be made; the end of the old does not touch it."""
-    with small.mounted("a.tar", ends_itself=True) as old, (old.path / "a/a/txt").open("rb") as file:
-        small.run("umount", "--lazy", old.path)
-        with small.mounted("a.tar") as new:
             file.close()
-            assert old.wait_for_exit() == 0
-            assert new.status()["pid"] == new.pid
-            assert (new.path / "a/a/txt").read_bytes() == b"aaa"
-
-
-def test_umount_of_several(small: Program) -> None:
-    """One that fails does not keep the others."""
-    other = small.directory("other")
-    with small.mounted("a.tar", ends_itself=True) as one, small.mounted("a.tar", at=other, ends_itself=True):
-        done = small.run("umount", one.path, small.home, other, code=5)
-        assert done.stderr.count(b"\n") == 1
+            assert mounted.wait_for_exit() == 0
+            assert (new.path / "a/a/bin").read_bytes() == BIG
 
 
 def test_umount_is_for_mounts_of_wdsfs_only(small: Program) -> None:
-    with small.mounted("a.tar") as mounted:
-        message = small.refused("umount", mounted.path / "a", code=5)
-        assert message.endswith(f"lies in a mount; name its MOUNTPOINT: {mounted.path}")
-    assert "not a mount of wdsfs" in small.refused("umount", "/proc", code=5)
-    assert "no mount of wdsfs is there" in small.refused("umount", small.home, code=5)
-    assert "no mount of wdsfs is there" in small.refused("umount", small.home / "missing", code=5)
+    """One that fails does not keep the others."""
+    other = small.directory("other")
+    with small.mounted("a.tar", ends_itself=True) as one, small.mounted("a.tar", at=other, ends_itself=True):
+        assert str(one.path) in small.refused("umount", one.path / "a", code=5)
+        for path in ("/proc", small.home, small.home / "missing"):
+            small.refused("umount", path, code=5)
+        done = small.run("umount", one.path, small.home, other, code=5)
+        assert done.stderr.count(b"\n") == 1
 
 
 @BOTH_ENGINES
@@ -1030,26 +888,6 @@ def test_lazy_indexes_a_shard_when_it_is_used(program: Program) -> None:
         assert os.statvfs(mounted.path).f_files == 6
 
 
-def test_two_mounts_of_the_same_shards_at_once(program: Program) -> None:
-    """They index at the same time into the same index."""
-    need_fuse()
-    for number in range(20):
-        program.write(
-            f"{number:02d}.tar", tars.tar(*(tars.member(b"%d.x" % n, b"%d" % number) for n in range(300)))
-        )
-    places = [program.directory(f"place{number}") for number in range(3)]
-    started = [program.start("mount", "{00..19}.tar", place, stderr=subprocess.PIPE) for place in places]
-    try:
-        for process in started:
-            _, err = process.communicate(timeout=PATIENCE)
-            assert (process.returncode, err) == (0, b"")
-        for place in places:
-            assert (place / "17/299/x").read_bytes() == b"17"
-    finally:
-        program.run("umount", *places, code=None)
-    assert not any(program.registration(place).exists() for place in places)
-
-
 @pytest.mark.parametrize("name", ["a b\new,ü\\c\udcff%n$(id)`id`'\"", "-o"])
 def test_mount_points_and_shards_of_any_name(program: Program, name: str) -> None:
     program.write(f"shards {name}/{name}.tar", SMALL)
@@ -1111,25 +949,13 @@ def test_an_index_directory_that_cannot_be_made(small: Program) -> None:
 # --- refusals ----------------------------------------------------------------------------------------------
 
 
-def refusal(program: Program, *arguments: str | Path, code: int = 5) -> str:
-    message = program.refused("mount", *arguments, code=code)
-    assert not program.registration(program.mountpoint).exists()
-    return message
-
-
-def test_a_mount_point_has_to_be_an_empty_directory(small: Program) -> None:
-    """With -o nonempty it hides the files there, and gives them back."""
-    missing = small.home / "is missing"
-    assert f"mkdir -p '{missing}'" in refusal(small, "a.tar", missing)
-    small.write("file", b"")
-    assert "is not a directory" in refusal(small, "a.tar", "file")
+def test_nonempty_hides_the_files_of_a_mount_point_and_gives_them_back(small: Program) -> None:
     small.write("full/file", b"x")
-    assert "-o nonempty" in refusal(small, "a.tar", "full")
     full = small.home / "full"
-    with small.mounted("-o", "nonempty", "a.tar", at=full, ends_itself=True) as mounted:
+    assert "-o nonempty" in small.refused("mount", "a.tar", full, code=5)
+    with small.mounted("-o", "nonempty", "a.tar", at=full, ends_itself=True):
         assert os.listdir(full) == ["a"]
         small.run("umount", full)
-        assert mounted.wait_for_exit() == 0
         assert os.listdir(full) == ["file"]
         (full / "file").unlink()
 
@@ -1147,22 +973,15 @@ def test_a_mount_must_not_hide_what_it_needs(program: Program) -> None:
         *(("links/b.tar", links), ("outside/c.tar", links)),
         *(("shards/a.tar", program.home / "index"), ("shards/a.tar", program.home / "state/wdsfs")),  # the log
     ):
-        assert "would hide" in refusal(program, "-o", "nonempty", shard, place)
+        assert "would hide" in program.refused("mount", "-o", "nonempty", shard, place, code=5)
+    assert not program.registration(program.mountpoint).exists()
 
 
 def test_mounting_twice_is_refused(small: Program) -> None:
+    (small.home / "link").symlink_to("mnt")
     with small.mounted("a.tar") as mounted:
-        message = small.refused("mount", "a.tar", mounted.path, code=5)
-        assert f"mounted there already (process {mounted.pid}); end that mount with: wdsfs umount" in message
-        small.refused("mount", "-o", "nonempty", "a.tar", mounted.path, code=5)
-        (small.home / "link").symlink_to("mnt")
-        assert "mounted there already" in small.refused("mount", "a.tar", small.home / "link", code=5)
-
-
-def test_shards_that_are_not_there(small: Program) -> None:
-    assert "b.tar" in refusal(small, "{a,b}.tar", small.mountpoint, code=3)
-    assert "*.tar.gz" in refusal(small, "*.tar.gz", small.mountpoint, code=3)
-    assert os.listdir(small.mountpoint) == []
+        for options, place in (([], mounted.path), (["-o", "nonempty"], small.home / "link")):
+            assert f"(process {mounted.pid})" in small.refused("mount", *options, "a.tar", place, code=5)
 
 
 def test_an_unreadable_shard_does_not_stop_the_mount(user_program: Program) -> None:

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import re
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ from typing import Any
 import pytest
 
 from tests import sets, tars
-from wdsfs.errors import IsADirectory, MissingShard, NoSuchEntry, ShardError, StaleShard, UnreadableShard
+from tests.tree.test_shard_tree import content_of, walk
+from wdsfs.errors import MissingShard, NoSuchEntry, ShardError, UnreadableShard
 from wdsfs.index import record_of_file, store
 from wdsfs.index.portable_writer import checked_target, write_index
 from wdsfs.index.store import open_index
@@ -26,8 +28,7 @@ from wdsfs.mount.mounted_set import MountedSet
 from wdsfs.shards import Shard, Shards
 from wdsfs.spec.dependencies import noted
 from wdsfs.spec.expand import expand
-from wdsfs.spec.growth import Change
-from wdsfs.tree import content, shard_access
+from wdsfs.tree import shard_access
 from wdsfs.tree.companions import Companions
 from wdsfs.tree.composition import Composition, columns_of
 from wdsfs.tree.freshness import Generations
@@ -86,7 +87,7 @@ class Followed:
         """The number and the content of every file and link, by its path."""
         tree = self.served.lower_tree()
         try:
-            return dict(_walk(tree, ROOT, b""))
+            return indexed(lambda: dict(_files(tree)))
         finally:
             tree.close(True)
 
@@ -107,22 +108,11 @@ def mount_options(
     return MountOptions(specs, mountpoint, tree, opening=opening, serving=Serving(follow=follow), **rest)
 
 
-def _walk(tree: LowerTree, inode: int, path: bytes) -> Iterator[tuple[bytes, tuple[int, bytes]]]:
-    for name, node, _ in indexed(lambda: list(tree.listing(inode))):
-        if name in (b".", b".."):
-            continue
-        assert indexed(tree.lookup, inode, name) == node
-        if node.mode & 0o170000 == 0o040000:
-            yield from _walk(tree, node.inode, path + name + b"/")
-        elif node.mode & 0o170000 == 0o120000:
-            yield path + name, (node.inode, tree.readlink(node.inode))
-        else:
-            yield path + name, (node.inode, _content(tree, node.inode))
-
-
-def _content(tree: LowerTree, inode: int) -> bytes:
-    found = indexed(tree.content, inode)
-    return bytes(content.read(found, 0, found.size))
+def _files(tree: LowerTree) -> Iterator[tuple[bytes, tuple[int, bytes]]]:
+    for path, entry in walk(tree):
+        inode, kind = entry.node.inode, stat.S_IFMT(entry.node.mode)
+        if kind != stat.S_IFDIR:
+            yield path[1:], (inode, tree.readlink(inode) if kind == stat.S_IFLNK else content_of(tree, inode))
 
 
 def write(path: Path, number: int, samples: int = 3) -> None:
@@ -235,7 +225,7 @@ def test_open_files_of_a_removed_shard_can_be_read_while_it_exists(shards: Path,
     assert followed.look()["gone"] == [[1, 3]]
     assert [path for path in followed.shown() if path.startswith(b"s1")] == []
     tree = followed.served.lower_tree()
-    assert _content(tree, inode) == data
+    assert content_of(tree, inode) == data
     assert tree.getattr(ROOT).links == 3
     assert tree.totals().shards == 1
     (shards / "s1.tar").unlink()
@@ -511,31 +501,6 @@ def test_a_shard_of_a_fixed_set_that_is_missing_is_an_error(shards: Path, tmp_pa
     followed.served.tags.followed = False
     with pytest.raises(ShardError, match="names in the merged tree are missing"):
         followed.shown()
-
-
-def test_a_changed_shard_stays_stale(shards: Path, tmp_path: Path) -> None:
-    """Growing says nothing of a shard that was replaced: its old numbers get ESTALE, as ever."""
-    followed = Followed(tmp_path, [str(shards)])
-    inode, _ = followed.shown()[b"s0/d0/0-0/txt"]
-    write(shards / "s0.tar", 5)
-    write(shards / "t.tar", 7)
-    followed.look()
-    assert followed.shown()[b"s0/d0/5-0/txt"][1] == b"5"
-    tree = followed.served.lower_tree()
-    with pytest.raises(StaleShard):
-        tree.content(inode)
-    with pytest.raises(IsADirectory):
-        tree.content(ROOT)
-    tree.close(True)
-
-
-def test_joined_shards_stay_beside_theirs(shards: Path, tmp_path: Path) -> None:
-    """Else all derived records would be of another set, and be made again."""
-    followed = Followed(
-        tmp_path, [str(shards)], composition=Composition(join=(f"{tmp_path}/beside",), missing="empty")
-    )
-    grown = followed.served.grown(Change({}, (), [sets.at(shards / "t.tar")]))
-    assert [one.place for one in grown.shards] == [(0, 3), (1, 3), (2, 3), (3, 0)]
 
 
 def test_a_view_that_cannot_be_made_later_is_said(

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from tests import tars
 from tests.conftest import Program
-from tests.overlay.test_overlay_mount import a_disk
 from tests.processes import wait_until
 
 SIZE = 300_000
@@ -71,18 +70,3 @@ def test_the_standard_input_is_served_as_long_as_the_mount_lasts(program: Progra
                 os.kill(victim, signal.SIGKILL)
         assert (mounted.path / "stdin" / "0" / "jpg").read_bytes() == bytes(SIZE)
     assert program.json("cache", "--clear")["freed"] > 0
-
-
-def test_a_disk_that_is_full(program: Program) -> None:
-    """Before output comes, or meanwhile: that is said, and with space again the shard is there."""
-    whole = program.write("x.tar", SHARD)
-    with a_disk(program, "tmpfs") as disk:
-        program.environment["WDSFS_CACHE_DIR"] = str(disk / "cache")
-        fill = f"cat /dev/zero > {disk}/ballast 2> /dev/null"
-        meanwhile = f"pipe:head -c 200000 {whole}; {fill}; tail -c +200001 {whole}"
-        kept = f"cannot be kept in the cache {str(disk / 'cache')!r}: No space left on device"
-        assert kept in program.refused("mount", meanwhile, program.mountpoint, code=3)
-        assert "the cache has room for" in program.refused("ls", f"pipe:cat {whole}", code=3)
-        (disk / "ballast").unlink()
-        with program.mounted(f"pipe:cat {whole}") as mounted:
-            assert (mounted.path / "x" / "2" / "jpg").read_bytes() == bytes([2]) * SIZE

@@ -16,7 +16,7 @@ import pytest
 import trio
 
 from tests import sets, wire
-from tests.processes import PATIENCE, wait_until
+from tests.processes import PATIENCE
 from wdsfs.errors import Unreachable
 from wdsfs.mount import followed_set
 from wdsfs.mount.followed_set import Growth, Watch
@@ -132,28 +132,15 @@ CHANGES: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_a_change_is_heard(heard: Heard, change: Callable[[Path], object]) -> None:
-    """Of the shard that it happens to, and of no other."""
-    change(sets.path_of(heard.shards[1]))
-    assert heard.numbers() == {1}
-    change(sets.path_of(heard.shards[0]))
-    assert heard.numbers() == {0}
+    """Of the shard that it happens to, and of no other; also of one that comes back."""
+    for number in (1, 0):
+        path = sets.path_of(heard.shards[number])
+        change(path)
+        assert heard.numbers() == {number}
+        path.unlink(missing_ok=True)
+        path.write_bytes(b"back")
+        assert heard.numbers() == {number}
     assert heard.numbers() == set()
-
-
-def test_changes_in_a_row_are_heard(heard: Heard) -> None:
-    """Of a file that is open, of several shards, of one that is gone and comes back."""
-    path, other = (sets.path_of(shard) for shard in heard.shards[:2])
-    with path.open("r+b", buffering=0) as file:
-        for _ in range(3):
-            file.write(b"x")
-            assert heard.numbers() == {0}
-    path.write_bytes(b"new")
-    other.write_bytes(b"new")
-    assert heard.numbers() == {0, 1}
-    path.unlink()
-    assert heard.numbers() == {0}
-    path.write_bytes(b"back")
-    assert heard.numbers() == {0}
     heard.end()  # nobody serves: to wait would keep a file system that answers nothing
     assert heard.watch.wait(heard.life) is None
 
@@ -271,53 +258,14 @@ def test_a_busy_directory_does_not_keep_from_looking(
         (tmp_path / directory / "a.tar").write_bytes(b"old")
     (tmp_path / "current").symlink_to("real")
     heard = listen(tmp_path / "current" / "a.tar", look=True)
-    done = threading.Event()
-
-    def write() -> None:
-        while not done.wait(0.01):
-            (tmp_path / "real" / "log").write_bytes(b"x")
-
-    found: list[set[int] | None] = []
-    writer = threading.Thread(target=write)
-    waiter = threading.Thread(target=lambda: found.append(heard.watch.wait(heard.life)))
-    writer.start()
-    try:
-        retarget(tmp_path / "current", "elsewhere")
-        waiter.start()
-        waiter.join(PATIENCE)  # it would wait until the writer has ended
-        in_time = list(found)
-    finally:
-        done.set()
-        writer.join()
-        waiter.join(PATIENCE)
-    assert found == [{0}]
-    assert in_time == [{0}]
+    read = heard.watch._read
+    monkeypatch.setattr(heard.watch, "_read", lambda: ((tmp_path / "real/log").write_bytes(b"x"), read())[1])
+    retarget(tmp_path / "current", "elsewhere")
+    (tmp_path / "real/log").write_bytes(b"x")
+    assert heard.watch.wait(heard.life) == {0}
 
 
 # --- notifications of the kernel --------------------------------------------------------------------------
-
-
-class Follower:
-    """`follow` in a thread; when the block is left nobody serves the file system any more."""
-
-    def __init__(self, heard: Heard, ours: socket.socket, kernels: socket.socket, epochs: bool) -> None:
-        self.tags = Generations.at_mount(len(heard.shards))
-        self.heard, self.kernels = heard, kernels
-        arguments = (heard.watch, ours.fileno(), heard.life, self.tags, epochs)
-        self.thread = threading.Thread(target=followed_set.follow, args=arguments, daemon=True)
-
-    def __enter__(self) -> Follower:
-        self.thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.kernels.close()  # a notification that waits is over
-        self.heard.end()
-        self.thread.join(PATIENCE)
-        assert not self.thread.is_alive(), "it must end with those who serve"
-
-    def note(self) -> bytes:
-        return self.kernels.recv(4096)
 
 
 @pytest.mark.parametrize("epochs", [True, False])
@@ -325,44 +273,49 @@ def test_the_kernel_is_told_to_ask_again(
     heard: Heard, device: tuple[socket.socket, socket.socket], epochs: bool
 ) -> None:
     """For everything; an older one is told the name in the top."""
-    with Follower(heard, *device, epochs) as follower:
-        for number, name in ((1, b"b"), (0, b"a")):
-            before = follower.tags.alarms
-            os.utime(sets.path_of(heard.shards[number]))
-            note = follower.note()
-            if epochs:
-                assert wire.OUT_HEADER.whole(note) == (16, 8, 0)
-            else:
-                assert wire.OUT_HEADER.unpack(note) == (len(note), 3, 0)
-                assert wire.INVAL_ENTRY.unpack(note, 16) == (1, 1, 0)
-                assert note[32:] == name + b"\0"
-            assert follower.tags.alarms > before, "the processes of the mount know before the kernel does"
+    tags = Generations.at_mount(len(heard.shards))
+    arguments = (heard.watch, device[0].fileno(), heard.life, tags, epochs)
+    thread = threading.Thread(target=followed_set.follow, args=arguments, daemon=True)
+    thread.start()
+    for number, name in ((1, b"b"), (0, b"a")):
+        before = tags.alarms
+        os.utime(sets.path_of(heard.shards[number]))
+        note = device[1].recv(4096)
+        if epochs:
+            assert wire.OUT_HEADER.whole(note) == (16, 8, 0)
+        else:
+            assert wire.OUT_HEADER.unpack(note) == (len(note), 3, 0)
+            assert wire.INVAL_ENTRY.unpack(note, 16) == (1, 1, 0)
+            assert note[32:] == name + b"\0"
+        assert tags.alarms > before, "the processes of the mount know before the kernel does"
+    heard.end()
+    thread.join(PATIENCE)
+    assert not thread.is_alive(), "it must end with those who serve"
 
 
 def test_a_shard_that_is_being_written_is_not_a_flood(
     heard: Heard, device: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Changes during the pause after a notification give one notification."""
-    pause, paused = threading.Event(), threading.Semaphore(0)
+    path, pauses = sets.path_of(heard.shards[0]), list[float]()
 
     def sleep(seconds: float) -> None:
-        paused.release()
-        assert pause.wait(PATIENCE)
+        pauses.append(seconds)
+        if len(pauses) == 1:
+            for _ in range(1000):
+                append(path)
+        else:
+            heard.end()
 
     monkeypatch.setattr(time, "sleep", sleep)
-    with Follower(heard, *device, epochs=True) as follower:
-        path = sets.path_of(heard.shards[0])
-        os.utime(path)
-        assert paused.acquire(timeout=PATIENCE)
-        for _ in range(1000):
-            append(path)
-        pause.set()
-        assert paused.acquire(timeout=PATIENCE)
-        assert follower.tags.alarms == 2
-        assert [len(follower.note()) for _ in range(2)] == [16, 16]
-        device[1].setblocking(False)
-        with pytest.raises(BlockingIOError):
-            follower.note()
+    tags = Generations.at_mount(len(heard.shards))
+    os.utime(path)
+    followed_set.follow(heard.watch, device[0].fileno(), heard.life, tags, epochs=True)
+    assert (pauses, tags.alarms) == ([followed_set.NOTE_SECONDS] * 2, 2)
+    assert [len(device[1].recv(4096)) for _ in range(2)] == [16, 16]
+    device[1].setblocking(False)
+    with pytest.raises(BlockingIOError):
+        device[1].recv(4096)
 
 
 def test_a_kernel_that_refuses_ends_nothing(
@@ -373,14 +326,15 @@ def test_a_kernel_that_refuses_ends_nothing(
 
     def write(fd: int, note: bytes) -> int:
         told.append(note)
+        os.utime(sets.path_of(heard.shards[0]))
+        if len(told) == 3:
+            heard.end()
         raise FileNotFoundError(2, "No such file or directory")
 
     monkeypatch.setattr(os, "write", write)
-    with Follower(heard, *device, epochs=False) as follower:
-        for count in (1, 2, 3):
-            os.utime(sets.path_of(heard.shards[0]))
-            wait_until(lambda count=count: len(told) >= count, "the next note")
-        assert follower.thread.is_alive()
+    os.utime(sets.path_of(heard.shards[0]))
+    followed_set.follow(heard.watch, -1, heard.life, Generations.at_mount(3), epochs=False)
+    assert len(told) == 3
 
 
 # The descriptor is left to the collector: the process of a mount has one more until then.
