@@ -17,7 +17,8 @@ from tests.processes import wait_until
 from wdsfs import mount_table
 from wdsfs.cli import main
 from wdsfs.kernel import engine
-from wdsfs.kernel.guard import Guarded, ImageMount, guard_of
+from wdsfs.kernel.guard import Guarded, guard_of
+from wdsfs.mount.mount_options import MountOptions, Serving
 from wdsfs.mount_registry import forget
 
 KERNEL = ("mount", "--engine", "kernel", "-q")
@@ -63,8 +64,8 @@ def shard_and_image(program: Program, content: bytes = SHARD) -> tuple[Path, Pat
 
 def run_image(program: Program, image: Path, *, foreground: bool = False) -> int:
     """Mount an image from this process; the exit code."""
-    options = ImageMount(str(image), str(program.mountpoint), str(program.home), [str(image)])
-    return engine.run(options, foreground)
+    options = MountOptions([str(image)], str(program.mountpoint), serving=Serving(foreground=foreground))
+    return engine.run(options, str(image), str(program.home))
 
 
 def mount(program: Program, *words: str | Path) -> Guarded:

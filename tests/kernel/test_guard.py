@@ -35,8 +35,9 @@ from wdsfs.errors import MountError
 from wdsfs.kernel import devices, erofs_header
 from wdsfs.kernel import guard as guard_module
 from wdsfs.kernel.devices import OpenDevice
-from wdsfs.kernel.guard import ImageMount, guard_of
+from wdsfs.kernel.guard import guard_of
 from wdsfs.mount import mount_search
+from wdsfs.mount.mount_options import MountOptions
 
 OLD, NEW, SIZE = b"o", b"n", 3 << 20
 WRITE = """
@@ -420,7 +421,7 @@ def test_signals_are_handled_as_before_when_a_guard_has_given_up(tmp_path: Path)
     numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGIO)
     before = [signal.getsignal(number) for number in numbers]
     held = devices.HeldShards(OpenDevice(bytes(image), os.open(image, os.O_RDONLY)))
-    waiting = guard_module.Guard(ImageMount(str(image), str(tmp_path), "/", []), held, lambda _: None, None)
+    waiting = guard_module.Guard(MountOptions([], str(tmp_path)), "/", held, lambda _: None, None)
     waiting.take()
     waiting.close()
     assert [signal.getsignal(number) for number in numbers] == before
@@ -439,19 +440,16 @@ def test_a_runtime_directory_that_is_full(program: Program, monkeypatch: pytest.
     assert not is_mounted(program)
 
 
-def test_without_inotify_the_superblock_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_inotify_nothing_stays_mounted(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The guard could not tell when the last program has closed its files."""
+    _, image = shard_and_image(program)
+
     def refuse(_: str) -> int:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     monkeypatch.setattr(mount_table, "end_of_use", refuse)
-    monkeypatch.setattr(devices, "SUPERBLOCKS", tmp_path)
-    (tmp_path / "erofs-1").mkdir()
-    held = devices.HeldShards(OpenDevice(b"", -1))
-    held.superblocks = {"erofs-1"}
-    held.watch_mount("/")
-    assert held.is_used()
-    (tmp_path / "erofs-1").rmdir()
-    assert not held.is_used()
+    assert run_image(program, image) == MountError.exit_code
+    assert not is_mounted(program)
 
 
 def test_an_image_that_was_removed(program: Program) -> None:

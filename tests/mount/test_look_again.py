@@ -28,6 +28,7 @@ from wdsfs.mount.mounted_set import MountedSet
 from wdsfs.shards import Shard, Shards
 from wdsfs.spec.dependencies import noted
 from wdsfs.spec.expand import expand
+from wdsfs.spec.growth import Change
 from wdsfs.tree import shard_access
 from wdsfs.tree.companions import Companions
 from wdsfs.tree.composition import Composition, columns_of
@@ -512,3 +513,12 @@ def test_a_view_that_cannot_be_made_later_is_said(
     followed = Followed(tmp_path, [str(shards)], composition=labels)
     (tmp_path / "labels.csv").unlink()
     assert "labels.csv" in followed.served.derive()["refusal"]
+
+
+def test_joined_shards_stay_beside_theirs(shards: Path, tmp_path: Path) -> None:
+    """Else all derived records would be of another set, and be made again."""
+    joined = Composition(join=(f"{tmp_path}/beside",), missing="empty")
+    grown = Followed(tmp_path, [str(shards)], composition=joined).served.grown(
+        Change({}, (), [sets.at(shards / "t.tar")])
+    )
+    assert [one.place for one in grown.shards] == [(0, 3), (1, 3), (2, 3), (3, 0)]

@@ -16,7 +16,6 @@ import signal
 import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 from wdsfs import host, mount_table, trust
@@ -26,7 +25,6 @@ from wdsfs.kernel import erofs_mount
 from wdsfs.kernel.erofs_mount import FileSystem
 from wdsfs.kernel.manifest import Device, Manifest
 
-SUPERBLOCKS = Path("/sys/fs/erofs")  # a directory for each superblock in use
 _OWN_FILES = 64  # descriptors besides those of shards
 
 
@@ -164,14 +162,6 @@ def is_written(fd: int) -> bool:
     return False
 
 
-def superblocks() -> set[str]:
-    """Return the names of all EROFS file systems that are mounted or still in use."""
-    try:
-        return set(os.listdir(SUPERBLOCKS)) - {"features"}
-    except OSError:
-        return set()
-
-
 @dataclass(slots=True)
 class _Watched:
     """An open file whose times are compared, even with a lease; `before` are the times at the last look."""
@@ -208,19 +198,16 @@ def _mode_and_owner(status: os.stat_result) -> tuple[int, int, int, int]:
 class HeldShards:
     """An image and its shards, all of which this object closes. `mounted` is their mount in the kernel's list.
 
-    `superblocks` are the names that the superblock of the mount may have: for a process without inotify, and for
-    the next guard.
+    The descriptor `ending` is readable when no program uses the mount any more.
     """
 
     def __init__(self, image: OpenDevice) -> None:
         self.image = image
         self.devices: list[OpenDevice] = []
-        self.superblocks: set[str] = set()
         self.mounted: FileSystem | None = None
         self.leased: list[OpenDevice] = []
         self._watched: list[_Watched] = []
-        self.ending: int | None = None  # the descriptor that is readable when the mount has ended
-        self._has_ended = False
+        self.ending = -1
 
     def take_leases(self) -> None:
         """Take leases, so that every later writer waits for this process.
@@ -262,30 +249,24 @@ class HeldShards:
         return [os.fsdecode(device.path) for device in changing]
 
     def watch_mount(self, mountpoint: str) -> None:
-        """Watch for the end of the mount of these shards, which is at this path now."""
-        self.mounted = erofs_mount.filesystem_at(mountpoint)
+        """Watch for the end of the mount of these shards, which is at this path now. Raises MountError."""
         try:
             self.ending = mount_table.end_of_use(mountpoint)
-            if self.mounted is None or os.stat(mountpoint).st_dev != self.mounted.device:
-                self._stop_watching()
-        except OSError:
-            self._stop_watching()  # without inotify; or the mount is gone already
+            self.mounted = erofs_mount.filesystem_at(mountpoint)
+            is_there = self.mounted is not None and os.stat(mountpoint).st_dev == self.mounted.device
+        except OSError as error:
+            raise MountError(
+                f"{mountpoint}: cannot be watched: {error.strerror}; raise the limits of inotify (sysctl "
+                "fs.inotify.max_user_instances), or mount the shards by FUSE"
+            ) from None
+        if not is_there:
+            raise MountError(f"{mountpoint}: another process has unmounted it, or mounted over it")
 
     def is_used(self) -> bool:
         """Return True while a program has files of the mount open, or another namespace has the mount."""
-        if self.ending is None:
-            return not self._has_ended and bool(self.superblocks & superblocks())
         poller = select.poll()
         poller.register(self.ending, select.POLLIN)
-        if poller.poll(0):
-            self._has_ended = True
-            self._stop_watching()
-        return not self._has_ended
-
-    def _stop_watching(self) -> None:
-        if self.ending is not None:
-            os.close(self.ending)
-            self.ending = None
+        return not poller.poll(0)
 
     def end(self) -> None:
         """Detach the mount at all its places; open files stay open."""
@@ -294,6 +275,8 @@ class HeldShards:
 
     def close(self) -> None:
         """Give up the leases and close all files."""
-        self._stop_watching()
+        if self.ending >= 0:
+            os.close(self.ending)
+            self.ending = -1
         close_devices([*self.devices, self.image])
         self.devices, self.leased, self._watched = [], [], []

@@ -25,7 +25,7 @@ from wdsfs.kernel import erofs_header, manifest
 from wdsfs.kernel.devices import is_written, require_file_limit
 from wdsfs.kernel.erofs_header import OLDEST_KERNEL
 from wdsfs.kernel.erofs_mount import FILES_SINCE, LOOPS, refusal_of_kernel
-from wdsfs.kernel.guard import Guarded, ImageMount, end_if_wrong, guard_of, mount_and_guard, unguarded
+from wdsfs.kernel.guard import Guarded, end_if_wrong, guard_of, mount_and_guard, unguarded
 from wdsfs.kernel.manifest import image_of, is_image
 from wdsfs.kernel.set_image import ServedSet, find_or_make
 from wdsfs.mount import daemon
@@ -72,7 +72,7 @@ def mount_image(mount: MountOptions) -> int:
         raise UsageError(f"--base {base}: the shards of an image are files; name their directory")
     if any(option.partition("=")[0] in ("uid", "gid", "umask") for option in split_options(options)):
         raise UsageError("-o uid, gid and umask are for FUSE; for an image give them to: wdsfs image")
-    return _run(mount, image, os.path.dirname(image) if base is None else os.path.abspath(base))
+    return run(mount, image, os.path.dirname(image) if base is None else os.path.abspath(base))
 
 
 def mount_set(mount: MountOptions, shards: Sequence[Shard]) -> int:
@@ -93,7 +93,7 @@ def mount_set(mount: MountOptions, shards: Sequence[Shard]) -> int:
             log.info("engine: kernel")
         if foreground:
             _give(advice)
-        code = _run(mount, image, "/")
+        code = run(mount, image, "/")
     finally:
         os.close(fd)  # here; the guard has its own, and an image is not evicted while somebody has it open
     is_refused = code in (MountError.exit_code, StaleShard.exit_code)
@@ -117,7 +117,8 @@ def _image_of(mount: MountOptions, shards: Sequence[Shard], advice: list[str]) -
     serving, opening, parsed = mount.serving, mount.opening, parse_options(mount.dash_o)
     reason = obstacle(shards, serving.trust_shards)
     if reason is None and serving.engine == AUTO:
-        reason = _obstacle_now(shards)  # else the guard says it, when the image is made
+        # Else the guard says it, when the image is made.
+        reason = next(filter(None, (_cannot_be_held(shard.path) for shard in shards)), None)
     if reason is not None:
         raise CannotServe(reason)
     place = canonical(mount.mountpoint)
@@ -134,33 +135,19 @@ def _image_of(mount: MountOptions, shards: Sequence[Shard], advice: list[str]) -
     return find_or_make(served, served.options(parsed.owner, private="allow_other" not in parsed.fuse))
 
 
-def _run(mount: MountOptions, image: str, base: str) -> int:
-    DOOR.close()  # the guard asks no store, and must not keep the fetcher alive
-    serving = mount.serving
-    options = ImageMount(
-        *(image, mount.mountpoint, base, mount.specs, mount.dash_o, serving.trust_shards, mount.removes_mountpoint)
-    )
-    return run(options, serving.foreground)
-
-
-def run(mount: ImageMount, foreground: bool) -> int:
+def run(mount: MountOptions, image: str, base: str) -> int:
     """Mount an image. Return an exit code after the mount, or, in the foreground, when the mount has ended.
 
     Raises UsageError.
     """
-    attributes, nonempty = _mount_attributes(mount.options)
-    mount.mountpoint = canonical(mount.mountpoint)
-
-    def check(needed: Sequence[bytes]) -> None:
-        check_mountpoint(mount.mountpoint, nonempty, needed)
-
-    if foreground:
+    DOOR.close()  # the guard asks no store, and must not keep the fetcher alive
+    place = mount.mountpoint
+    attributes, nonempty = _mount_attributes(mount.dash_o)
+    action = partial(mount_and_guard, mount, image, base, attributes, partial(check_mountpoint, place, nonempty))
+    if mount.serving.foreground:
         ready = partial(daemon.notify_systemd, "READY=1")
-        return daemon.guarded(lambda: mount_and_guard(mount, attributes, check, None, lambda _: None, ready))
-    return daemon.fork(
-        mount.mountpoint,
-        lambda leave, ready: mount_and_guard(mount, attributes, check, open_log(mount.mountpoint), leave, ready),
-    )
+        return daemon.guarded(lambda: action(None, lambda _: None, ready))
+    return daemon.fork(place, lambda leave, ready: action(open_log(place), leave, ready))
 
 
 def _mount_attributes(options: Sequence[str]) -> tuple[int, bool]:
@@ -242,7 +229,7 @@ def obstacle(shards: Sequence[Shard], trusting: bool) -> str | None:
     if os.geteuid() != 0:
         return "the kernel mounts sets for root only"
     if host.kernel_version() < OLDEST_KERNEL:
-        return f"this kernel is older than Linux {_dotted(OLDEST_KERNEL)}"
+        return f"this kernel is older than Linux {host.version_text(OLDEST_KERNEL)}"
     refusal = refusal_of_kernel()
     if refusal is not None:
         return refusal
@@ -271,12 +258,8 @@ def _on_network(shards: Sequence[Shard]) -> str | None:
     return None if place is None else f"{os.fsdecode(place[0])} lies on {place[1]}, which other machines can write"
 
 
-def _obstacle_now(shards: Sequence[Shard]) -> str | None:
-    """Return why no guard can hold these shards now, such as a program that writes a shard. Raises ShardErrors."""
-    return next(filter(None, (_cannot_be_held(shard.path) for shard in shards)), None)
-
-
 def _cannot_be_held(path: bytes) -> str | None:
+    """Return why no guard can hold a shard now, such as a program that writes it. Raises ShardErrors."""
     fd = source.open_shard(path)
     try:
         refusal = trust.foreign_link(path, fd)
@@ -296,7 +279,7 @@ def check_machine() -> MachineFinding:
     """Check if `--engine kernel` can be used: EROFS, shards as its devices, and root."""
     version = host.kernel_version()
     if version < OLDEST_KERNEL:
-        text = f"needs Linux {_dotted(OLDEST_KERNEL)} or later, not {_dotted(version)}"
+        text = f"needs Linux {host.version_text(OLDEST_KERNEL)} or later, not {host.version_text(version)}"
         return MachineFinding(KERNEL_ENGINE, "ok", text)
     if not _has_erofs():
         text = "this kernel has no EROFS: the kernel cannot serve a set itself"
@@ -324,7 +307,3 @@ def _has_erofs() -> bool:
         return False
     dry = subprocess.run([modprobe, "--dry-run", "--quiet", "erofs"], check=False, capture_output=True)
     return dry.returncode == 0
-
-
-def _dotted(version: tuple[int, ...]) -> str:
-    return ".".join(map(str, version))

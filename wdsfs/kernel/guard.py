@@ -44,11 +44,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from wdsfs import host, mount_registry, mount_table
 from wdsfs.errors import MountError, StaleShard, several
 from wdsfs.kernel import devices, erofs_mount
-from wdsfs.kernel.devices import HeldShards, superblocks
+from wdsfs.kernel.devices import HeldShards
 from wdsfs.kernel.manifest import Manifest, identity_of, image_of, is_mounted_at, read_manifest
 from wdsfs.shared_settings import setting
 
 if TYPE_CHECKING:
+    from wdsfs.mount.mount_options import MountOptions
     from wdsfs.mount_table import MountPoint
 
 log = logging.getLogger(__name__)
@@ -68,7 +69,7 @@ class Guarded(mount_registry.Registration):
     """The registration of a guard: its process, and what it guards.
 
     `paths` are those of shards, `inodes` the numbers of the files that the kernel has open; `leased` have a lease.
-    `identity` is that of the image, `superblocks` are the kernel's names of the mount, `device` is its number.
+    `identity` is that of the image, `device` the number of the mount.
     Relative paths in the image are below `base`; `trusting`: the times of shards may be others than in the image.
     Only a guard of an earlier release has an `overlay`, of the kernel's overlayfs above the image.
     """
@@ -78,7 +79,6 @@ class Guarded(mount_registry.Registration):
     inodes: list[int]
     leased: int
     identity: str
-    superblocks: list[str]
     device: int
     base: str
     trusting: bool
@@ -103,24 +103,6 @@ def _is_the_same(shard: str, inode: int) -> bool:
 def guard_of(mountpoint: str) -> Guarded | None:
     """Return the guard of the image at this path, alive or not; None if it has ended in good order."""
     return mount_registry.registration_of(mountpoint, Guarded)
-
-
-@dataclass(slots=True)
-class ImageMount:
-    """The options of a mount: image and mount point, both absolute; relative paths of shards are below `base`.
-
-    `options` are those of `-o`; `trusting`: shards may have other times, and lie where others can change them.
-    `specs` are SHARDS, or the image. `removes_mountpoint`: the directory of the mount point is removed when the
-    mount ends.
-    """
-
-    image: str
-    mountpoint: str
-    base: str
-    specs: Sequence[str]
-    options: Sequence[str] = ()
-    trusting: bool = False
-    removes_mountpoint: bool = False
 
 
 class Unguarded(NamedTuple):
@@ -178,7 +160,9 @@ def end_if_wrong(mountpoint: str) -> None:
 
 
 def mount_and_guard(
-    mount: ImageMount,
+    mount: MountOptions,
+    image: str,
+    base: str,
     attributes: int,
     check: Check,
     log_file: Path | None,
@@ -187,11 +171,11 @@ def mount_and_guard(
 ) -> None:
     """Mount an image with these attributes and guard it until the mount ends.
 
-    `check` raises MountError for a mount point that cannot be used. `leave` and `ready` are as in
-    `mount/daemon.fork`. Raises MountError, and what `open_devices` raises.
+    Relative paths of shards are below `base`. `check` raises MountError for a mount point that cannot be used.
+    `leave` and `ready` are as in `mount/daemon.fork`. Raises MountError, and what `open_devices` raises.
     """
     host.runtime_dir()  # its errors must come before the mount
-    guard = Guard(mount, HeldShards(devices.open_image(mount.image)), check, log_file)
+    guard = Guard(mount, base, HeldShards(devices.open_image(image)), check, log_file)
     try:
         guard.begin(attributes)
         leave(log_file)
@@ -211,9 +195,12 @@ class Guard:
     `check` raises MountError for a mount point that cannot be used.
     """
 
-    def __init__(self, options: ImageMount, held: HeldShards, check: Check, log_file: Path | None) -> None:
-        self.mountpoint = options.mountpoint
-        self._options, self._held, self._check, self._log_file = options, held, check, log_file
+    def __init__(
+        self, mount: MountOptions, base: str, held: HeldShards, check: Check, log_file: Path | None
+    ) -> None:
+        self.mountpoint, self._specs, self._base = mount.mountpoint, mount.specs, base
+        self._trusting, self._image = mount.serving.trust_shards, os.fsdecode(held.image.path)
+        self._held, self._check, self._log_file = held, check, log_file
         self._about: Manifest
         self._has_mounted = False
         self._end_signals = 0
@@ -225,32 +212,35 @@ class Guard:
 
     def begin(self, attributes: int) -> None:
         """Mount the image with these attributes, or adopt the mount that is there. Raises as `mount_and_guard`."""
-        options, held = self._options, self._held
-        about = self._about = read_manifest(options.image)
+        image, base, trusting, held = self._image, self._base, self._trusting, self._held
+        about = self._about = read_manifest(image)
         if host.kernel_version() < host.kernel_version(about.since):
             log.warning(
                 "%s: was made for Linux %s; with this older kernel its files have the time 1970-01-01. Make the "
                 "image again: wdsfs image",
-                *(options.image, about.since),
+                *(image, about.since),
             )
         devices.require_file_limit(len(about.devices))
         current = self._left_by_a_guard()
         try:
-            held.devices = devices.open_devices(about, options.base, options.trusting)
+            held.devices = devices.open_devices(about, base, trusting)
         except StaleShard:
             if current is not None:
-                current.end_if_written(about, options.base, options.trusting)
+                current.end_if_written(about, base, trusting)
             raise
         if current is None:
-            self._check([os.fsencode(options.image), *(device.path for device in held.devices)])
-        if not options.trusting:
+            self._check([held.image.path, *(device.path for device in held.devices)])
+        if not trusting:
             _refuse_network([*held.devices, held.image])
         self.take()
-        devices.check_devices(held.devices, about, options.trusting)  # from now on no program can write unnoticed
-        if current is not None:
-            self._adopt(current.known)
-        else:
+        devices.check_devices(held.devices, about, trusting)  # from now on no program can write unnoticed
+        if current is None:
             self._mount(attributes)
+        else:
+            self._watch()
+            log.warning(
+                "%s: guarded again; changes of shards since the last guard ended were not noticed", self.mountpoint
+            )
 
     def _left_by_a_guard(self) -> Unguarded | None:
         """Return the mount of this image that is there without a guard, if any; end one whose shards were written.
@@ -258,10 +248,10 @@ class Guard:
         Raises StaleShard if another image is mounted there.
         """
         current = unguarded(self.mountpoint)
-        if current is not None and not current.shows(self._options.image):
+        if current is not None and not current.shows(self._image):
             end_if_wrong(self.mountpoint)
             current = unguarded(self.mountpoint)
-        if current is not None and not current.shows(self._options.image):
+        if current is not None and not current.shows(self._image):
             raise StaleShard(
                 f"{self.mountpoint}: other shards were mounted there, or these have changed since; to show what "
                 f"is there now: wdsfs umount {shlex.quote(self.mountpoint)}, and repeat the command"
@@ -285,47 +275,22 @@ class Guard:
         self._end_signals += 1
 
     def _mount(self, attributes: int) -> None:
-        """Mount the image, and note the name of the superblock (and of others that appear at that moment).
-
-        Raises MountError, StaleShard.
-        """
-        held = self._held
-        image, fds = os.fsdecode(held.image.path), [device.fd for device in held.devices]
-        # Other guards wait here, because the kernel does not tell which superblock belongs to which mount.
-        with host.locked(host.runtime_dir() / "superblocks.lock"):
+        """Mount the image. Raises MountError, StaleShard; then nothing stays mounted."""
+        fds = [device.fd for device in self._held.devices]
+        with host.locked(host.runtime_dir() / "mounting.lock"):  # else two guards could pass the check at once
             self._check(())  # another mount may have been made there since the last check
-            before = superblocks()
-            erofs_mount.mount_image(image, self.mountpoint, fds, attributes)
-            held.superblocks = superblocks() - before
+            erofs_mount.mount_image(self._image, self.mountpoint, fds, attributes)
         try:
-            devices.check_image(held.image)
-        except StaleShard:
-            erofs_mount.detach(self.mountpoint)
+            devices.check_image(self._held.image)
+            self._watch()
+        except (MountError, StaleShard):
+            with contextlib.suppress(MountError):  # another process has unmounted it
+                erofs_mount.detach(self.mountpoint)
             raise
         self._has_mounted = True
-        self._watch()
-
-    def _adopt(self, known: Guarded | None) -> None:
-        """Guard an existing mount of this image; `known` is the registration of its former guard, if any."""
-        current = superblocks()
-        self._held.superblocks = self._unknown() if known is None else current & set(known.superblocks)
-        self._watch()
-        log.warning(
-            "%s: guarded again; changes of shards since the last guard ended were not noticed", self.mountpoint
-        )
-
-    def _unknown(self) -> set[str]:
-        """Return the superblock of a mount whose guard left no registration, or that never had a guard."""
-        mounted, current = mount_table.mounted_at(self.mountpoint), superblocks()
-        device = "" if mounted is None else os.fsdecode(os.path.basename(mounted.source))
-        if device in current:  # by mount(8), on a loop device
-            return {device}
-        # The kernel does not say which is whose: without inotify those of others are waited for, too.
-        others = (guard for guard in mount_registry.registrations(Guarded) if guard.mountpoint != self.mountpoint)
-        return current - {name for guard in others for name in guard.superblocks}
 
     def _watch(self) -> None:
-        """Watch for the end of the mount; warn where writers of its shards do not wait."""
+        """Watch for the end of the mount; warn where writers of its shards do not wait. Raises MountError."""
         self._held.watch_mount(self.mountpoint)
         for has_lease, reason in (
             (False, "their file system gives no lease"),
@@ -372,20 +337,19 @@ class Guard:
             pid=os.getpid(),
             start_ticks=mount_registry.start_ticks(os.getpid()) or 0,
             mountpoint=self.mountpoint,
-            specs=[*self._options.specs],
+            specs=[*self._specs],
             started=self._started,
             log=None if self._log_file is None else str(self._log_file),
             **about.options(),
             index=os.path.abspath(index) if index else None,
-            image=os.fsdecode(held.image.path),
+            image=self._image,
             paths=[os.fsdecode(device.path) for device in held.devices],
             inodes=[os.fstat(device.fd).st_ino for device in held.devices],
             leased=sum(device is not held.image for device in held.leased),
             identity=identity_of(held.image.path),
-            superblocks=sorted(held.superblocks),
             device=0 if held.mounted is None else held.mounted.device,
-            base=self._options.base,
-            trusting=self._options.trusting,
+            base=self._base,
+            trusting=self._trusting,
         )
 
     def run(self) -> None:
@@ -405,8 +369,7 @@ class Guard:
         poller = select.poll()
         poller.register(self._receiver, select.POLLIN)
         poller.register(table, select.POLLPRI | select.POLLERR)
-        if self._held.ending is not None:
-            poller.register(self._held.ending, select.POLLIN)
+        poller.register(self._held.ending, select.POLLIN)
         has_to_look = self._held.is_watching or not self._is_mounted()
         poller.poll(CHECK_SECONDS * 1000 if has_to_look else None)
 

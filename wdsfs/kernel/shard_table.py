@@ -37,16 +37,6 @@ _PIECE = 1 << 20  # bytes that are read at a time
 _SYMLINK_MODE = stat.S_IFLNK | 0o777
 
 
-class Place(NamedTuple):
-    """The place of a file that is in one piece: the number of its device, and its first block."""
-
-    device: int
-    block: int
-
-
-NOWHERE = Place(0, NO_BLOCK)  # of an empty file
-
-
 class Pieces(NamedTuple):
     """The parts of a file that lie in a shard: where each is in the file, its size, where in the shard (bytes)."""
 
@@ -88,13 +78,11 @@ class ContentPlaces:
             raise ImageError(f"{os.fsdecode(path)}: is not a shard of the image")
         return device
 
-    def of(self, content: Content) -> Place | Chunks | bytes:
-        """Return the place of a file that lies in one piece; else where its chunks are, or its bytes.
+    def of(self, content: Content) -> Chunks | bytes:
+        """Return where the chunks of a file are, or its bytes.
 
         Raises ImageError, and ShardErrors when stored content cannot be read.
         """
-        if not content.size:
-            return NOWHERE
         pieces = _pieces(content)
         if pieces is None:
             try:
@@ -103,12 +91,7 @@ class ContentPlaces:
                 if content.held is None or self._missing is None:
                     raise
                 return self._unreadable(content, self._missing)
-        device = self._device(content.file.path)
-        if len(pieces.size) and pieces.size[0] == content.size:  # no rest, or only holes
-            first = int(pieces.place[0]) // BLOCK
-            if first + blocks_of(content.size) <= device.size // BLOCK:
-                return Place(device.number, first)
-        return self._chunks(content, pieces, device)
+        return self._chunks(content, pieces, self._device(content.file.path))
 
     def _unreadable(self, content: Content, missing: int) -> Chunks:
         """Return a file that is made of damaged data: reading it fails, as on a mount."""
@@ -223,11 +206,9 @@ class ShardFiles:
             place = self._place(int(files[row]))
             if isinstance(place, Chunks):
                 chunks[int(objects[row])] = place
-            elif isinstance(place, bytes):
+            else:
                 stored.append(row)
                 contents.append(place)
-            else:
-                device[row], block[row] = place
         in_data = np.flatnonzero(device == IN_DATA)
         start = self._content.start[self._shown.members[files[in_data]]]
         sizes = self._shown.sizes[files[in_data]]
@@ -235,7 +216,7 @@ class ShardFiles:
         rows = np.concatenate([in_data, np.array(stored, np.int64)])
         return np.maximum(device, 0), block, chunks, Stored(objects[rows], texts)
 
-    def _place(self, file: int) -> Place | Chunks | bytes:
+    def _place(self, file: int) -> Chunks | bytes:
         target = self._shown.targets.get(file)
         return self._places.of(self._content_of(int(self._shown.members[file]))) if target is None else target
 
