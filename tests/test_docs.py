@@ -22,8 +22,6 @@ from wdsfs.interop import lint
 from wdsfs.mount import reports
 from wdsfs.overlay import upper_format
 from wdsfs.packing import reasons
-from wdsfs.tar import headers
-from wdsfs.tar.headers import BLOCK
 
 ROOT = Path(__file__).parent.parent
 _TOP = click.Context(main)
@@ -139,23 +137,6 @@ def test_the_page_of_damage_lists_every_kind_of_finding() -> None:
     assert len(kinds) > 8
     for kind in kinds:
         assert f"`{kind}`" in text, kind
-
-
-def test_format_md_has_a_header_as_a_commit_writes_it() -> None:
-    text = (ROOT / "docs/reference/formats.md").read_text()
-    rows = re.findall(r"^\| ([0-9]+) \| [^|]+ \| `([0-9a-f ]+)`", text, re.MULTILINE)
-    assert len(rows) > 10
-    written = bytearray(BLOCK)
-    for offset, digits in rows:
-        data = bytes.fromhex(digits)
-        written[int(offset) : int(offset) + len(data)] = data
-    assert bytes(written) == headers.encode(b"images/image007.cls", 1, 1_700_000_000)
-    long = b"d/" + b"n" * 120 + b".jpg"
-    length = re.search(r"takes ([\d,]+) bytes of headers", text)
-    assert length is not None
-    assert int(length[1].replace(",", "")) == len(headers.encode(long, 1, 1_700_000_000))
-    assert b"136 path=" + long + b"\n" in headers.encode(long, 1, 1_700_000_000)
-    assert "`136 path=" in text
 
 
 def test_overlay_md_has_every_reason_and_every_attribute() -> None:

@@ -163,7 +163,7 @@ def test_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     assert finding.level == "ok"
     assert finding.detail.startswith("3.")
     monkeypatch.setitem(sys.modules, "pyfuse3", None)
-    assert_remedy(doctor.check_library(), "fail", "pyfuse3 cannot be loaded", "apt install libfuse3-3")
+    assert_remedy(doctor.check_library(), "fail", "pyfuse3 cannot be loaded", "apt install fuse3")
 
 
 @pytest.mark.parametrize(

@@ -243,7 +243,7 @@ def check_library() -> MachineFinding:
     try:
         import pyfuse3
     except ImportError as error:
-        return MachineFinding(name, "fail", f"pyfuse3 cannot be loaded: {error}", "sudo apt install libfuse3-3")
+        return MachineFinding(name, "fail", f"pyfuse3 cannot be loaded: {error}", "sudo apt install fuse3")
     return MachineFinding(name, "ok", f"{_libfuse_version(pyfuse3.__file__)}, by pyfuse3 {pyfuse3.__version__}")
 
 
