@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from tests import tars
 from tests.processes import PATIENCE, Process
 from wdsfs.index.record import Record
 from wdsfs.index.record_of_file import build_file
-from wdsfs.index.store import Index, Summary, summarize
+from wdsfs.index.store import Index, Summary, summary_of
 from wdsfs.shards import Fingerprint, Shard
 
 ROOT = Path(__file__).parent.parent
@@ -75,13 +75,7 @@ def listing(record: Record) -> list[tuple[bytes, bytes, Any]]:
 
 
 def right_summary(shard: Shard) -> Summary:
-    return Summary(*_unpack(summarize(Record(build_file(shard.path)))))
-
-
-def _unpack(packed: bytes) -> Iterable[int]:
-    from wdsfs.index import store
-
-    return store._SUMMARY.unpack(packed)
+    return summary_of(Record(build_file(shard.path)))
 
 
 def check(index: Index, shards: Sequence[Shard]) -> None:

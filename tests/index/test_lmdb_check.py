@@ -161,9 +161,6 @@ def test_what_passes_is_sound_by_the_other_verifier(tmp_path: Path, file: bytes)
     assert passed > 5
 
 
-Alter = Callable[[bytearray, list[int], lmdb_check.Meta], object]
-
-
 def _put(data: bytearray, at: int, form: str, *values: int) -> None:
     data[at : at + struct.calcsize("=" + form)] = struct.pack("=" + form, *values)
 
@@ -172,133 +169,106 @@ def _get(data: bytes | bytearray, at: int, form: str) -> int:
     return int(struct.unpack_from("=" + form, data, at)[0])
 
 
-def _first(data: bytearray, used: list[int], flags: int) -> int:
-    """The byte at which the first used page of a kind begins."""
-    return next(page for page in used if flags_of(data, page) == flags) * SIZE
+class Spots:
+    """Bytes of a file at which a damage begins: in the first pages, nodes and lists of their kinds."""
+
+    def __init__(self, data: bytearray) -> None:
+        self.data = data
+        self.used, self.live = trees(bytes(data))
+        self.leaf, self.branch = (self.first(flags) for flags in (2, 1))
+        self.leaf_node, self.branch_node = self.nodes(self.leaf)[1], self.nodes(self.branch)[1]
+        self.meta = self.live.transaction % 2 * SIZE + 16
+        self.main = self.meta + 24 + 48
+        leaves = [page * SIZE for page in self.used if flags_of(data, page) == 2]
+        nodes = [node for leaf in leaves for node in self.nodes(leaf)]
+        self.value = next(at for at in nodes if _get(data, at + 4, "H") == 1 and _get(data, at + 6, "H") == 17)
+        lists = self.nodes(self.live.free.root * SIZE)
+        self.last_list = lists[-1]
+        self.free = next(filter(None, map(self.free_list, lists)))
+
+    def first(self, flags: int) -> int:
+        return next(page for page in self.used if flags_of(self.data, page) == flags) * SIZE
+
+    def nodes(self, page_at: int) -> list[int]:
+        slots = range(page_at + 16, page_at + _get(self.data, page_at + 12, "H"), 2)
+        return [page_at + _get(self.data, slot, "H") for slot in slots]
+
+    def free_list(self, node: int) -> int:
+        """Where the list of free pages in a node begins, with its length; 0 for a list of few pages."""
+        if _get(self.data, node + 4, "H") == 1:
+            return _get(self.data, node + 16, "Q") * SIZE + 16
+        return node + 16 if _get(self.data, node, "I") > 24 else 0
 
 
-def _node(data: bytearray, page_at: int, slot: int = 1) -> int:
-    return page_at + _get(data, page_at + 16 + 2 * slot, "H")
-
-
-def _meta_at(meta: lmdb_check.Meta) -> int:
-    return meta.transaction % 2 * SIZE + 16
-
-
-def _big_node(data: bytearray, used: list[int]) -> int:
-    for page in used:
-        if flags_of(data, page) == 2:
-            for slot in range((_get(data, page * SIZE + 12, "H") - 16) // 2):
-                node = _node(data, page * SIZE, slot)
-                if _get(data, node + 4, "H") == 1 and _get(data, node + 6, "H") == 17:
-                    return node
-    raise AssertionError
-
-
-def _free_list(data: bytearray, meta: lmdb_check.Meta) -> int:
-    """Return the offset of a list of free pages, which begins with its length."""
-    leaf = meta.free.root * SIZE
-    assert flags_of(data, meta.free.root) == 2
-    for slot in range((_get(data, leaf + 12, "H") - 16) // 2):
-        node = _node(data, leaf, slot)
-        if _get(data, node + 4, "H") == 0 and _get(data, node, "I") > 24:
-            return node + 8 + 8
-        if _get(data, node + 4, "H") == 1:
-            return _get(data, node + 16, "Q") * SIZE + 16
-    raise AssertionError
-
-
-DAMAGES: dict[str, tuple[str, Alter]] = {
-    "the number of a page": ("header of a page", lambda d, u, m: _put(d, _first(d, u, 2), "Q", 5)),
-    "the kind of a page": ("header of a page", lambda d, u, m: _put(d, _first(d, u, 2) + 10, "H", 1)),
-    "a dirty page": ("header of a page", lambda d, u, m: _put(d, _first(d, u, 2) + 10, "H", 0x12)),
-    "no nodes": ("header of a page", lambda d, u, m: _put(d, _first(d, u, 2) + 12, "H", 16)),
-    "too many nodes": ("header of a page", lambda d, u, m: _put(d, _first(d, u, 2) + 12, "H", 60_000)),
-    "an odd end of the slots": ("header of a page", lambda d, u, m: _put(d, _first(d, u, 2) + 12, "H", 33)),
-    "a branch of one": ("header of a page", lambda d, u, m: _put(d, _first(d, u, 1) + 12, "H", 18)),
-    "a slot past the page": ("not inside", lambda d, u, m: _put(d, _first(d, u, 2) + 18, "H", 65_534)),
-    "a slot in the slots": ("not inside", lambda d, u, m: _put(d, _first(d, u, 2) + 18, "H", 18)),
-    "two slots for a node": (
-        "overlap",
-        lambda d, u, m: _put(d, _first(d, u, 2) + 18, "H", _get(d, _first(d, u, 2) + 16, "H")),
-    ),
-    "a key past the page": ("overlap", lambda d, u, m: _put(d, _node(d, _first(d, u, 2)) + 6, "H", 60_000)),
-    "a value past the page": (
-        "overlap|inside the file",
-        lambda d, u, m: _put(d, _node(d, _first(d, u, 2)), "I", 1 << 31),
-    ),
-    "a database in a value": ("unknown kind", lambda d, u, m: _put(d, _node(d, _first(d, u, 2)) + 4, "H", 2)),
-    "a child that is no page": (
-        "does not exist",
-        lambda d, u, m: _put(d, _node(d, _first(d, u, 1)), "I", 1 << 30),
-    ),
-    "a child that is a meta page": ("does not exist", lambda d, u, m: _put(d, _node(d, _first(d, u, 1)), "I", 1)),
-    "a child that is the parent": (
-        "two places",
-        lambda d, u, m: _put(d, _node(d, _first(d, u, 1)), "I", _first(d, u, 1) // SIZE),
-    ),
-    "keys out of order": ("out of order", lambda d, u, m: _put(d, _node(d, _first(d, u, 2)) + 8, "Q", 0)),
-    "a branch that misleads": ("out of order", lambda d, u, m: _put(d, _node(d, _first(d, u, 1)) + 8, "Q", 0)),
-    "a value past the file": ("not inside the file", lambda d, u, m: _put(d, _big_node(d, u) + 25, "Q", m.last)),
-    "a value that is too long": ("not inside the file", lambda d, u, m: _put(d, _big_node(d, u), "I", 1 << 31)),
-    "a value nowhere": ("does not exist", lambda d, u, m: _put(d, _big_node(d, u) + 25, "Q", 0)),
-    "a value in a tree": ("two places", lambda d, u, m: _put(d, _big_node(d, u) + 25, "Q", u[0])),
-    "a free page in use": ("two places", lambda d, u, m: _put(d, _last_free(d, m), "Q", u[0])),
-    "a free page past the end": (
-        "free page does not exist",
-        lambda d, u, m: _put(d, _free_list(d, m) + 8, "Q", m.last + 1),
-    ),
-    "a free page twice": (
-        "list of free pages",
-        lambda d, u, m: _put(d, _free_list(d, m) + 16, "Q", _get(d, _free_list(d, m) + 8, "Q")),
-    ),
-    "too many free pages": ("list of free pages", lambda d, u, m: _put(d, _free_list(d, m), "Q", 1 << 40)),
-    "free pages of the future": (
-        "from the future",
-        lambda d, u, m: _put(d, _node(d, m.free.root * SIZE, _last_slot(d, m)) + 8, "Q", m.transaction + 1),
-    ),
-    "a wrong number of entries": ("other pages", lambda d, u, m: _put(d, _meta_at(m) + 24 + 48 + 32, "Q", 1)),
-    "a wrong depth": ("header of a page", lambda d, u, m: _put(d, _meta_at(m) + 24 + 48 + 6, "H", 3)),
-    "no depth": ("no root", lambda d, u, m: _put(d, _meta_at(m) + 24 + 48 + 6, "H", 0)),
-    "a root past the end": ("no root", lambda d, u, m: _put(d, _meta_at(m) + 24 + 48 + 40, "Q", 1 << 62)),
-    "no root": ("empty tree", lambda d, u, m: _put(d, _meta_at(m) + 24 + 48 + 40, "Q", (1 << 64) - 1)),
-    "another magic": ("meta page", lambda d, u, m: _put(d, _meta_at(m), "I", 1)),
-    "another version": ("meta page", lambda d, u, m: _put(d, _meta_at(m) + 4, "I", 2)),
-    "a fixed address": ("meta page", lambda d, u, m: _put(d, _meta_at(m) + 8, "Q", 1 << 30)),
-    "a page size of 0": ("meta page", lambda d, u, m: _put(d, _meta_at(m) + 24, "I", 0)),
-    "another page size": ("meta page|cut off", lambda d, u, m: _put(d, _meta_at(m) + 24, "I", 8192)),
-    "flags of a database": ("meta page", lambda d, u, m: _put(d, _meta_at(m) + 24 + 48 + 4, "H", 16)),
-    "far more pages than the file has": ("meta page", lambda d, u, m: _put(d, _meta_at(m) + 120, "Q", 1 << 40)),
-    "fewer pages than there are": ("does not exist|no root", lambda d, u, m: _put(d, _meta_at(m) + 120, "Q", 3)),
-    "a transaction in the wrong place": (
-        "meta page",
-        lambda d, u, m: _put(d, _meta_at(m) + 128, "Q", m.transaction + 1),
-    ),
-    "cut in a page": ("cut off", lambda d, u, m: d.__delitem__(slice(u[-1] * SIZE + 100, None))),
-    "cut in a meta page": ("cut off", lambda d, u, m: d.__delitem__(slice(SIZE + 100, None))),
+# What is damaged, what is told, the place, bytes behind it, the form of the number there, and a wrong one.
+Wrong = int | Callable[[Spots], int]
+DAMAGES: dict[str, tuple[str, str, int, str, Wrong]] = {
+    "the number of a page": ("header of a page", "leaf", 0, "Q", 5),
+    "the kind of a page": ("header of a page", "leaf", 10, "H", 1),
+    "a dirty page": ("header of a page", "leaf", 10, "H", 0x12),
+    "no nodes": ("header of a page", "leaf", 12, "H", 16),
+    "too many nodes": ("header of a page", "leaf", 12, "H", 60_000),
+    "an odd end of the slots": ("header of a page", "leaf", 12, "H", 33),
+    "a branch of one": ("header of a page", "branch", 12, "H", 18),
+    "a slot past the page": ("not inside", "leaf", 18, "H", 65_534),
+    "a slot in the slots": ("not inside", "leaf", 18, "H", 18),
+    "two slots for a node": ("overlap", "leaf", 18, "H", lambda at: _get(at.data, at.leaf + 16, "H")),
+    "a key past the page": ("overlap", "leaf_node", 6, "H", 60_000),
+    "a value past the page": ("overlap|inside the file", "leaf_node", 0, "I", 1 << 31),
+    "a database in a value": ("unknown kind", "leaf_node", 4, "H", 2),
+    "a child that is no page": ("does not exist", "branch_node", 0, "I", 1 << 30),
+    "a child that is a meta page": ("does not exist", "branch_node", 0, "I", 1),
+    "a child that is the parent": ("two places", "branch_node", 0, "I", lambda at: at.branch // SIZE),
+    "keys out of order": ("out of order", "leaf_node", 8, "Q", 0),
+    "a branch that misleads": ("out of order", "branch_node", 8, "Q", 0),
+    "a value past the file": ("not inside the file", "value", 25, "Q", lambda at: at.live.last),
+    "a value that is too long": ("not inside the file", "value", 0, "I", 1 << 31),
+    "a value nowhere": ("does not exist", "value", 25, "Q", 0),
+    "a value in a tree": ("two places", "value", 25, "Q", lambda at: at.used[0]),
+    "a free page past the end": ("free page does not exist", "free", 8, "Q", lambda at: at.live.last + 1),
+    "a free page twice": ("list of free pages", "free", 16, "Q", lambda at: _get(at.data, at.free + 8, "Q")),
+    "too many free pages": ("list of free pages", "free", 0, "Q", 1 << 40),
+    "free pages of the future": ("from the future", "last_list", 8, "Q", lambda at: at.live.transaction + 1),
+    "a wrong number of entries": ("other pages", "main", 32, "Q", 1),
+    "a wrong depth": ("header of a page", "main", 6, "H", 3),
+    "no depth": ("no root", "main", 6, "H", 0),
+    "a root past the end": ("no root", "main", 40, "Q", 1 << 62),
+    "no root": ("empty tree", "main", 40, "Q", (1 << 64) - 1),
+    "another magic": ("meta page", "meta", 0, "I", 1),
+    "another version": ("meta page", "meta", 4, "I", 2),
+    "a fixed address": ("meta page", "meta", 8, "Q", 1 << 30),
+    "a page size of 0": ("meta page", "meta", 24, "I", 0),
+    "another page size": ("meta page|cut off", "meta", 24, "I", 8192),
+    "flags of a database": ("meta page", "main", 4, "H", 16),
+    "far more pages than the file has": ("meta page", "meta", 120, "Q", 1 << 40),
+    "fewer pages than there are": ("does not exist|no root", "meta", 120, "Q", 3),
+    "a transaction in the wrong place": ("meta page", "meta", 128, "Q", lambda at: at.live.transaction + 1),
 }
-
-
-def _last_free(data: bytearray, meta: lmdb_check.Meta) -> int:
-    """Return the offset of the lowest page in a list of free pages, which is in descending order."""
-    start = _free_list(data, meta)
-    return start + 8 * _get(data, start, "Q")
-
-
-def _last_slot(data: bytearray, meta: lmdb_check.Meta) -> int:
-    return (_get(data, meta.free.root * SIZE + 12, "H") - 16) // 2 - 1
 
 
 @pytest.mark.parametrize("name", DAMAGES)
 def test_each_kind_of_damage_is_told(tmp_path: Path, file: bytes, name: str) -> None:
-    text, alter = DAMAGES[name]
+    text, place, behind, form, wrong = DAMAGES[name]
     data = bytearray(file)
-    alter(data, *trees(file))
+    spots = Spots(data)
+    _put(data, getattr(spots, place) + behind, form, wrong if isinstance(wrong, int) else wrong(spots))
     assert data != file
-    path = tmp_path / "data.mdb"
-    path.write_bytes(data)
+    refused(tmp_path, data, text)
+
+
+def test_a_page_that_is_free_and_in_use_and_a_file_that_is_cut_off_are_told(tmp_path: Path, file: bytes) -> None:
+    spots = Spots(bytearray(file))
+    last = spots.free + 8 * _get(file, spots.free, "Q")  # the lowest page of a list, which descends
+    _put(spots.data, last, "Q", spots.used[0])
+    refused(tmp_path, spots.data, "two places")
+    for end in (spots.used[-1] * SIZE + 100, SIZE + 100):
+        refused(tmp_path, file[:end], "cut off")
+
+
+def refused(directory: Path, data: bytes | bytearray, text: str) -> None:
+    (directory / "data.mdb").write_bytes(data)
     with pytest.raises(Damaged, match=text):
-        at_rest(path)
+        at_rest(directory / "data.mdb")
 
 
 @pytest.mark.parametrize("at", [0, 7, 10, 11, 12, 15])

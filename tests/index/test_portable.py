@@ -232,10 +232,7 @@ def test_what_has_changed_is_indexed_with_one_line(tmp_path: Path) -> None:
     stale = [one for one, _ in index.stale(shards)]
     assert [one.name for one in stale] == [b"s1", b"s4"]
     [line] = index.portables.remarks(stale)
-    assert line == (
-        f"{file}: 2 of its 6 shards have changed since it was written ({home}/s1.tar, {home}/s4.tar) and are "
-        f"indexed; renew it: wdsfs index --update {file}"
-    )
+    assert all(text in line for text in ("2 of its 6", f"{home}/s1.tar, {home}/s4.tar", f"--update {file}"))
     index.refresh(stale)
     assert list(index.stale(shards)) == []
     assert content(index, shards) == true_content(shards)

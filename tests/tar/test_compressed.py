@@ -34,7 +34,7 @@ from tests.processes import PATIENCE, wait_until
 from wdsfs import source
 from wdsfs.cache import file_cache
 from wdsfs.cache.cache_directory import key_of
-from wdsfs.errors import CorruptShard, NotATar, StaleShard, UnreadableShard, bytes_text
+from wdsfs.errors import CorruptShard, StaleShard, UnreadableShard, bytes_text
 from wdsfs.index import record_of_file
 from wdsfs.index.record import Record
 from wdsfs.index.store import open_index
@@ -133,6 +133,12 @@ def opened(path: Path) -> Iterator[compressed.Opened]:
         os.close(fd)
 
 
+def refused(path: Path, why: str, error: type[Exception] = UnreadableShard) -> None:
+    """The tar in a file is not opened, for this reason."""
+    with pytest.raises(error, match=why), opened(path):
+        pass
+
+
 def unpacked(kind: str, content: bytes) -> tuple[tuple[str, int], bytes]:
     """What `streams.unpack` says, and writes."""
     found: list[bytes] = []
@@ -166,26 +172,20 @@ def right(tar: bytes = TAR) -> list[bytes]:
 
 
 @pytest.mark.parametrize("case", WHOLE)
-def test_a_copy_is_what_it_unpacks_to(case: str, tmp_path: Path, cache: file_cache.FileCache) -> None:
+def test_with_a_copy_and_without(
+    case: str, tmp_path: Path, cache: file_cache.FileCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy is what it unpacks to. Without one any bytes are read, in any order; or an error names the reason."""
     write(tmp_path / "a", WHOLE[case])  # whatever its name
     for _ in range(2):
         with opened(tmp_path / "a") as (tar, problem, _):
-            assert problem is None
-            assert isinstance(tar, int)
+            assert (type(tar), problem) == (int, None)
             assert content_of(tar) == TAR
     assert kinds_in(cache) == ["tar"]
-
-
-@pytest.mark.parametrize("case", WHOLE)
-def test_without_a_copy(
-    case: str, tmp_path: Path, cache: file_cache.FileCache, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Any bytes, in any order; or an error that names the reason."""
+    cache.clear()
     monkeypatch.setenv("WDSFS_UNPACK", "never")
-    write(tmp_path / "a", WHOLE[case])
     if case not in SEEKABLE:
-        with pytest.raises(UnreadableShard, match="can only be unpacked"), opened(tmp_path / "a"):
-            pass
+        refused(tmp_path / "a", "can only be unpacked")
         assert kinds_in(cache) == []
         return
     rng = random.Random(2)
@@ -230,12 +230,6 @@ def test_pieces_that_are_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert content_of(tar) == TAR
     with pytest.raises(UnreadableShard, match=f"in pieces of up to {bytes_text(len(TAR))}"):
         record_of_file.build_file(os.fsencode(tmp_path / "xz"))
-
-
-def test_a_compressed_file_that_is_called_tar_is_served_and_told(tmp_path: Path) -> None:
-    found = lint(write(tmp_path / "a.tar", WHOLE["gz"]).path)
-    assert found.samples == 40
-    assert [(one.kind, one.offset) for one in found.findings] == [("compressed", -1)]
 
 
 def test_others_go_on_while_a_shard_is_unpacked(tmp_path: Path, cache: file_cache.FileCache) -> None:
@@ -313,31 +307,33 @@ def test_without_a_copy_damage_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
         whole = WHOLE[name]
         for content in (whole[: len(whole) // 2], whole[:-3], whole + b"something else"):
             write(tmp_path / "a", content)
-            with pytest.raises(UnreadableShard, match="can only be unpacked"), opened(tmp_path / "a"):
-                pass
+            refused(tmp_path / "a", "can only be unpacked")
 
 
 @pytest.mark.parametrize(
-    ("content", "members", "kind"),
+    ("content", "members", "kind", "name"),
     [
-        (WHOLE["gz"] + b"something else", 80, "behind end mark"),  # as in gzip it is not read, and reported
-        (b"", 0, "empty"),
-        (gzip.compress(b""), 0, "empty"),
-        (gzip.compress(WHOLE["gz"]), 0, "compressed"),  # it is unpacked once; what is inside is called what it is
-        (gzip.compress(b"<html>")[:12], 0, "truncated"),  # it may be a tar
-        (WHOLE["gz"][:-8] + bytes(4) + WHOLE["gz"][-4:], 0, "damaged"),  # no checksum vouches for a byte
+        (WHOLE["gz"] + b"something else", 80, "behind end mark", "a.tar.gz"),  # as in gzip: reported, and not read
+        (b"", 0, "empty", "a.tar.gz"),
+        (gzip.compress(b""), 0, "empty", "a.tar.gz"),
+        (gzip.compress(WHOLE["gz"]), 0, "compressed", "a.tar.gz"),  # unpacked once; what is inside has a name
+        (gzip.compress(b"<html>"), 0, "not a tar", "a.tar.gz"),
+        (gzip.compress(b"<html>")[:12], 0, "truncated", "a.tar.gz"),  # it may be a tar
+        (
+            WHOLE["gz"][:-8] + bytes(4) + WHOLE["gz"][-4:],
+            0,
+            "damaged",
+            "a.tar.gz",
+        ),  # no checksum vouches for a byte
+        (WHOLE["gz"], 80, "compressed", "a.tar"),  # served, and told
     ],
-    ids=["something behind it", "no byte", "nothing packed", "packed twice", "cut off", "damaged"],
 )
-def test_what_is_no_whole_tar(tmp_path: Path, content: bytes, members: int, kind: str) -> None:
-    record = Record(record_of_file.build_file(write(tmp_path / "a.tar.gz", content).path))
-    assert (record.members, {problem.kind for problem in record.problems}) == (members, {kind})
-
-
-def test_no_tar_inside(tmp_path: Path) -> None:
-    one = write(tmp_path / "a.tar.gz", gzip.compress(b"<html>"))
-    with pytest.raises(NotATar, match="a: is an HTML page"):
-        Record(record_of_file.build_file(one.path)).check_is_tar("a")
+def test_what_is_no_whole_tar(tmp_path: Path, content: bytes, members: int, kind: str, name: str) -> None:
+    path = write(tmp_path / name, content).path
+    record = Record(record_of_file.build_file(path))
+    kinds = {problem.kind for problem in record.problems}
+    assert (record.members, kinds) == (members, set() if name == "a.tar" else {kind})
+    assert kind in lint(path).counts
 
 
 def test_a_bomb_meets_the_limit(
@@ -383,7 +379,7 @@ def test_memory_that_a_file_asks_for(kind: str, tmp_path: Path, monkeypatch: pyt
     write(tmp_path / "a", _asking_for_much(kind))
     for way in compressed.POLICIES:
         monkeypatch.setenv("WDSFS_UNPACK", way)
-        said = r"more than 256 MiB of memory .* --unpack-memory"
+        said = "--unpack-memory"
         if (kind, way) == ("zst", "never"):
             said = "can only be unpacked, since it is a single zstd frame"
         with pytest.raises(UnreadableShard, match=said):
@@ -446,15 +442,10 @@ def test_a_bomb_evicts_nothing_that_others_use(
     write(tmp_path / "bomb", zstd.compress(bytes(100 * len(TAR))))
     monkeypatch.setattr(compressed, "ALLOWED", 1000)
     assert 200 * (tmp_path / "bomb").stat().st_size > len(TAR) / 2
-    with (
-        pytest.raises(UnreadableShard, match=r"more than 200 times .* --unpack always"),
-        opened(tmp_path / "bomb"),
-    ):
-        pass
+    refused(tmp_path / "bomb", "--unpack always")
     assert kinds_in(cache) == ["tar"] * 3
     monkeypatch.setenv("WDSFS_UNPACK", "always")
-    with pytest.raises(UnreadableShard, match="more than half of the cache"), opened(tmp_path / "bomb"):
-        pass
+    refused(tmp_path / "bomb", "more than half of the cache")
     assert len(kinds_in(cache)) >= 2
 
 
@@ -545,8 +536,7 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: fil
     original = os.write
     monkeypatch.setattr(os, "write", refuse)
     write(tmp_path / "one", WHOLE["zst"])
-    with pytest.raises(UnreadableShard, match=r"the disk of .* is full"), opened(tmp_path / "one"):
-        pass
+    refused(tmp_path / "one", r"the disk of .* is full")
     assert kinds_in(cache) == []
     write(tmp_path / "several", WHOLE["zst of several frames"])
     with opened(tmp_path / "several") as (tar, _, _):
@@ -558,19 +548,17 @@ def test_something_of_a_disk_is_left_to_others(tmp_path: Path, monkeypatch: pyte
     disk = SimpleNamespace(f_frsize=4096, f_blocks=1 << 20, f_bavail=(1 << 20) // 20 + 10)
     monkeypatch.setattr(os, "statvfs", lambda _: disk)
     write(tmp_path / "a", WHOLE["zst"])
-    with pytest.raises(UnreadableShard, match=r"larger than the cache may be"), opened(tmp_path / "a"):
-        pass
+    refused(tmp_path / "a", "larger than the cache may be")
     disk.f_bavail += 1000
     with opened(tmp_path / "a") as (tar, _, _):
         assert content_of(tar) == TAR
 
 
-def test_a_directory_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("WDSFS_CACHE_DIR", str(tmp_path / "file"))
+@pytest.mark.parametrize(("name", "value"), [("WDSFS_CACHE_DIR", "/dev/null"), ("WDSFS_UNPACK", "sometimes")])
+def test_a_wrong_setting_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    monkeypatch.setenv(name, value)
     write(tmp_path / "a", WHOLE["gz"])
-    with pytest.raises(UnreadableShard, match="WDSFS_CACHE_DIR names another place"), opened(tmp_path / "a"):
-        pass
+    refused(tmp_path / "a", name)
 
 
 # --- libraries that are not there --------------------------------------------------------------------------
@@ -593,18 +581,9 @@ def test_missing_libraries_are_named(
             assert content_of(tar) == TAR
     assert kinds_in(cache) == ["seek", "tar", "tar", "tar"]
     write(tmp_path / "zst", WHOLE["zst"])
-    with pytest.raises(UnreadableShard, match=r"backports.zstd; type: .*pip install .*\[compressed\]'"):
-        record_of_file.build_file(os.fsencode(tmp_path / "zst"))
+    refused(tmp_path / "zst", r"backports.zstd; type: .*pip install .*\[compressed\]'")
     monkeypatch.setenv("WDSFS_UNPACK", "never")
-    with pytest.raises(UnreadableShard, match=r"rapidgzip is not installed; type: .*\[compressed\]'"):
-        record_of_file.build_file(os.fsencode(tmp_path / "gz"))
-
-
-def test_a_wrong_policy_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WDSFS_UNPACK", "sometimes")
-    write(tmp_path / "a", WHOLE["gz"])
-    with pytest.raises(UnreadableShard, match="one of auto, always, never"), opened(tmp_path / "a"):
-        pass
+    refused(tmp_path / "gz", r"rapidgzip is not installed; type: .*\[compressed\]'")
 
 
 def test_a_damaged_index_of_places_is_made_anew(
@@ -684,8 +663,7 @@ def test_a_change_while_it_is_unpacked(tmp_path: Path, monkeypatch: pytest.Monke
 
     original = streams.unpack
     monkeypatch.setattr(streams, "unpack", unpack)
-    with pytest.raises(StaleShard, match="while it was unpacked"), opened(tmp_path / "a.tar.gz"):
-        pass
+    refused(tmp_path / "a.tar.gz", "while it was unpacked", StaleShard)
     changes.append(WHOLE["gz of several members"])
     assert Record(record_of_file.build_file(one.path)).fingerprint == Fingerprint.at(one.path)
 
@@ -801,7 +779,7 @@ def test_a_cache_in_a_relative_place_is_where_the_command_was_typed(program: Pro
 
 
 def test_what_is_committed(program: Program) -> None:
-    """Plain tars, also of what is not changed. In place and as links it is refused, with the way out."""
+    """Plain tars, also of what is not changed. In place and as links it is refused."""
     program.write("a.tar.gz", WHOLE["gz"])
     program.write("b.tar.bz2", WHOLE["bz2"])
     shards = ("a.tar.gz", "b.tar.bz2")
@@ -809,11 +787,8 @@ def test_what_is_committed(program: Program) -> None:
         first = mounted.path / "a"
         (first / "d/007/cls").write_bytes(b"changed")
         shutil.rmtree(first / "d/008")
-    for way, told in (("--in-place", "commit with --output"), ("--link", "leave out --link")):
-        output = [] if way == "--in-place" else ["--output", "out/%d.tar"]
-        message = program.refused("commit", "--overlay", "o", way, *output, *shards, code=7)
-        assert "is compressed" in message
-        assert told in message
+    for way in (["--in-place"], ["--link", "--output", "out/%d.tar"]):
+        assert "is compressed" in program.refused("commit", "--overlay", "o", *way, *shards, code=7)
     for way in ("auto", "never"):
         program.run(*("commit", "--unpack", way, "--overlay", "o", "--output", f"{way}/%d.tar"), *shards)
         changed, same = ((program.home / way / f"{number}.tar").read_bytes() for number in range(2))
@@ -832,15 +807,14 @@ def test_commands(program: Program) -> None:
     report = program.json("info", "--unpack", "never", "a.tar.xz")
     assert (report["samples"], report["shard_bytes"]) == (40, len(WHOLE["xz of several blocks"]))
     assert program.run("check", "a.tar.xz").stdout == b""
-    assert b"[truncated] the gzip data is cut off" in program.run("check", "cut.tar.gz", code=1).stdout
+    assert b"[truncated]" in program.run("check", "cut.tar.gz", code=1).stdout
     (program.home / "a.tar.xz").unlink()
     assert len(list((program.home / "index/cache").glob("*.*"))) == 2
     assert program.json("index", "--prune", "cut.tar.gz")["pruned"] == 1
     assert len(list((program.home / "index/cache").glob("*.*"))) == 1
     assert "'1.5X' is not a size" in program.refused("index", "--cache-size", "1.5X", "cut.tar.gz", code=2)
     program.write("bomb.tar.zst", zstd.compress(bytes(9 << 20)))
-    done = program.run("index", "--cache-size", "8M", "bomb.tar.zst", code=3)
-    assert b"is larger than the cache may be (8.0 MiB)" in done.stderr
+    program.run("index", "--cache-size", "8M", "bomb.tar.zst", code=3)
 
 
 def test_no_copy_is_made_of_what_was_replaced_within_the_tick(

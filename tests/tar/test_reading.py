@@ -43,29 +43,28 @@ from wdsfs.tree.composition import Composition
 from wdsfs.tree.indexing import indexed
 from wdsfs.tree.shard_set import ShardSet
 
+# Files in a directory, and the place and pattern of all parts of the split tar; None if they are no parts.
+PARTS: list[tuple[list[str], str | None, str]] = [
+    (["a b.tar.part.aa", "a b.tar.part.ab"], "a b.tar.part.", "*"),
+    (["v.tar.000", "v.tar.001", "v.tar.002"], "v.tar.", "[0-9]*"),
+    (["v.tar.gz-01", "v.tar.gz-02"], "v.tar.gz-", "[0-9]*"),
+    (["v.tgz.partaaa", "v.tgz.partaab"], "v.tgz.part", "*"),
+    (["a.tar", "a.tar.gz", "a.tar.idx", "a.tar.aa", "b.tar.00", "aa", "ab"], None, ""),
+]
 
-@pytest.mark.parametrize(
-    ("names", "whole"),
-    [
-        (["a b.tar.part.aa", "a b.tar.part.ab"], "pipe:cat {place}*"),
-        (["v.tar.000", "v.tar.001", "v.tar.002"], "pipe:cat {place}[0-9]*"),
-        (["v.tar.gz-01", "v.tar.gz-02"], "pipe:cat {place}[0-9]*"),
-        (["v.tgz.partaaa", "v.tgz.partaab"], "pipe:cat {place}*"),
-    ],
-)
-def test_a_part_of_a_tar_is_no_damaged_download(tmp_path: Path, names: list[str], whole: str) -> None:
+
+@pytest.mark.parametrize(("names", "start", "end"), PARTS)
+def test_a_part_of_a_tar_is_no_damaged_download(
+    tmp_path: Path, names: list[str], start: str | None, end: str
+) -> None:
     for name in names:
         (tmp_path / name).touch()
-    place = shlex.quote(str(tmp_path / names[0].rstrip("a" if names[0].endswith("a") else "01")))
-    for name in names:
-        assert streams.split_tar(str(tmp_path / name)).endswith(shlex.quote(whole.format(place=place)))
-
-
-def test_what_is_no_part_of_a_tar(tmp_path: Path) -> None:
-    names = ["a.tar", "a.tar.gz", "a.tar.idx", "a.tar.aa", "b.tar.00", "aa", "ab"]
-    for name in names:
-        (tmp_path / name).touch()
-    assert [streams.split_tar(str(tmp_path / name)) for name in names] == [""] * len(names)
+    texts = [streams.split_tar(str(tmp_path / name)) for name in names]
+    if start is None:
+        assert texts == [""] * len(names)
+        return
+    command = f"pipe:cat {shlex.quote(str(tmp_path / start))}{end}"
+    assert all(text.endswith(shlex.quote(command)) for text in texts)
 
 
 def test_what_is_said_of_parts_of_a_tar(program: Program) -> None:
@@ -124,79 +123,41 @@ def by_webdataset(content: bytes) -> list[tuple[bytes, list[bytes]]]:
 # --- tars that were joined ---------------------------------------------------------------------------------
 
 
-def test_joined_tars_are_one(tmp_path: Path) -> None:
+# A tar, the names of its members where end marks are passed, the kinds of problems, and the marks that are passed.
+_A, _B, _C, _D = (member(b"%c.txt" % name, b"%c" % name) for name in b"abcd")
+_BROKEN = member(b"b.txt", b"b", checksum=1)
+_CUT = tar(_A, member(b"b.txt", bytes(5000)))[: 4 * BLOCK]
+_INNER = tar(member(b"inner.txt", b"x"))
+JOINED: dict[str, tuple[bytes, str, list[str], list[int]]] = {
+    "padded, and without an end": (
+        *(tar(_A).ljust(20 * BLOCK, b"\0") + tar(_B) + _C, "a b c"),
+        *(["no end mark"], [2 * BLOCK, 22 * BLOCK]),
+    ),
+    # What is no header ends the shard, also where one follows: it may be the content of a member.
+    "no header": (tar(_A) + b"garbage".ljust(BLOCK, b".") + _INNER, "a", ["behind end mark"], []),
+    "not at the start of a block": (tar(_A) + b"xyz" + _INNER, "a", ["behind end mark"], []),
+    "a part of a header": (tar(_A) + _INNER[: BLOCK - 1], "a", ["behind end mark"], []),
+    "tars in members": (
+        tar(member(b"a.txt", bytes(2 * BLOCK) + _INNER + tar(_D)), _B) + tar(member(b"c.txt", _INNER)),
+        *("a b c", [], [2 * BLOCK + len(bytes(2 * BLOCK) + _INNER + tar(_D)) + BLOCK]),
+    ),
+    "the first is cut off": (_CUT + tar(_C) * 10, "a b", ["damaged"], []),
+    "the last is cut off": (tar(_A) + _CUT, "a a b", ["truncated"], [2 * BLOCK]),
+    "a broken header behind a mark": (tar(_A) + tar(_BROKEN) + tar(_C) + tar(_D), "a", ["behind end mark"], []),
+    "a broken header before a mark": (tar(_A, _BROKEN) + tar(_C), "a", ["damaged"], []),
+}
+
+
+@pytest.mark.parametrize("case", JOINED)
+def test_joined_tars(tmp_path: Path, case: str) -> None:
+    content, names, kinds, marks = JOINED[case]
     path = tmp_path / "s.tar"
-    padded = tar(member(b"a.txt", b"a")).ljust(20 * BLOCK, b"\0")
-    path.write_bytes(padded + tar(member(b"b.txt", b"b")) + tar(member(b"c.txt", b"c"), end=b""))
-    names, problems, marks = scanned(path)
-    assert names == by_tarfile(path) == by_gnu_tar(path) == [b"a.txt", b"b.txt", b"c.txt"]
-    assert [problem.kind for problem in problems] == ["no end mark"]
-    assert marks == [2 * BLOCK, 22 * BLOCK]
+    path.write_bytes(content)
+    found, problems, passed = scanned(path)
+    assert [name.removesuffix(b".txt").decode() for name in found] == names.split()
+    assert ([problem.kind for problem in problems], passed) == (kinds, marks)
     plain, joined = record_of(path), record_of(path, ZEROS)
-    assert (plain.members, plain.end_marks, joined.members, joined.end_marks) == (1, 0, 3, 2)
-    assert [problem.kind for problem in plain.problems] == ["behind end mark"]
-    assert "another tar: --ignore-zeros reads it" in plain.problems[0].text
-
-
-@pytest.mark.parametrize("front", [b"", bytes(BLOCK), bytes(50 * BLOCK)])
-def test_zeros_in_front_of_all_and_at_the_end(tmp_path: Path, front: bytes) -> None:
-    path = tmp_path / "s.tar"
-    path.write_bytes(
-        front + member(b"a.txt", b"a") + bytes(3 * BLOCK) + member(b"b.txt", b"b") + bytes(100 * BLOCK)
-    )
-    names, problems, _ = scanned(path)
-    assert names == by_tarfile(path) == by_gnu_tar(path)
-    assert problems == []
-
-
-def test_what_is_no_header_behind_an_end_mark_ends_the_shard(tmp_path: Path) -> None:
-    """Also where one follows: it may be the content of a member."""
-    path = tmp_path / "s.tar"
-    inner = tar(member(b"inner.txt", b"x"))
-    path.write_bytes(tar(member(b"a.txt", b"a")) + b"garbage".ljust(BLOCK, b".") + inner)
-    names, problems, marks = scanned(path)
-    assert (names, marks) == ([b"a.txt"], [])
-    assert [(problem.kind, problem.offset) for problem in problems] == [("behind end mark", 4 * BLOCK)]
-    assert "no header is there, so they are not read" in problems[0].text
-    path.write_bytes(tar(member(b"a.txt", b"a")) + b"xyz" + inner)  # not at the start of a block
-    assert scanned(path)[0] == [b"a.txt"]
-    path.write_bytes(tar(member(b"a.txt", b"a")) + inner[: BLOCK - 1])
-    assert scanned(path)[0] == [b"a.txt"]
-
-
-def test_a_tar_in_a_member_stays_content(tmp_path: Path) -> None:
-    path = tmp_path / "s.tar"
-    inner = tar(member(b"inner.txt", b"x"))
-    joined = inner + tar(member(b"more.txt", b"y"))
-    path.write_bytes(
-        tar(member(b"a.tar", bytes(2 * BLOCK) + joined), member(b"b.txt")) + tar(member(b"c.tar", inner))
-    )
-    assert scanned(path)[0] == by_tarfile(path) == by_gnu_tar(path) == [b"a.tar", b"b.txt", b"c.tar"]
-
-
-def test_a_first_part_that_is_cut_off_ends_the_shard(tmp_path: Path) -> None:
-    path = tmp_path / "s.tar"
-    first, second = tar(member(b"a.txt", b"a"), member(b"b.txt", bytes(5000))), tar(member(b"c.txt", b"c"))
-    path.write_bytes(first[: 4 * BLOCK] + second * 10)
-    names, problems, marks = scanned(path)
-    assert (names, [problem.kind for problem in problems]) == ([b"a.txt", b"b.txt"], ["damaged"])
-    assert marks == []
-    path.write_bytes(tar(member(b"a.txt", b"a")) + first[: 4 * BLOCK])
-    names, problems, marks = scanned(path)
-    assert (names, len(marks)) == ([b"a.txt", b"a.txt", b"b.txt"], 1)
-    assert [problem.kind for problem in problems] == ["truncated"]
-
-
-def test_marks_behind_a_broken_header_do_not_count(tmp_path: Path) -> None:
-    path = tmp_path / "s.tar"
-    broken = member(b"b.txt", b"b", checksum=1)
-    path.write_bytes(tar(member(b"a.txt", b"a")) + tar(broken) + tar(member(b"c.txt")) + tar(member(b"d.txt")))
-    names, problems, marks = scanned(path)
-    assert (names, marks) == ([b"a.txt"], [])
-    assert [problem.kind for problem in problems] == ["behind end mark"]
-    path.write_bytes(tar(member(b"a.txt", b"a"), broken) + tar(member(b"c.txt")))
-    names, problems, marks = scanned(path)
-    assert (names, marks, problems[0].kind) == ([b"a.txt"], [], "damaged")
+    assert (plain.end_marks, joined.members, joined.end_marks) == (0, len(found), len(marks))
 
 
 def test_a_global_header_goes_on_behind_an_end_mark(tmp_path: Path) -> None:
@@ -376,6 +337,8 @@ def test_check_names_the_options(tmp_path: Path) -> None:
     plain = {one.kind: one.text for one in lint(path).findings}
     assert "--group-by-key shows them together" in plain["split sample"]
     assert "--ignore-zeros reads it" in plain["behind end mark"]
+    twice = write(tmp_path, tar(member(b"a.x"), member(b"b.x"), member(b"a.X")), "twice.tar")
+    assert [one.kind for one in lint(twice, BY_KEY).findings] == ["split sample", "duplicate extension"]
     whole = lint(path, BOTH)
     assert [(one.kind, one.offset, one.member) for one in whole.findings] == [
         ("split sample", 2 * BLOCK, "a"),
@@ -386,12 +349,6 @@ def test_check_names_the_options(tmp_path: Path) -> None:
     assert lint(path, ZEROS).samples == 4
     clean = tar(member(b"a.x"), member(b"a.y"), member(b"b.x"))
     assert findings(tmp_path, clean) == [one[:3] for one in lint(write(tmp_path, clean), BOTH).findings] == []
-
-
-def test_check_finds_extensions_that_would_meet(tmp_path: Path) -> None:
-    path = write(tmp_path, tar(member(b"a.x"), member(b"b.x"), member(b"a.X")))
-    kinds = [one.kind for one in lint(path, BY_KEY).findings]
-    assert kinds == ["split sample", "duplicate extension"]
 
 
 # --- exports -----------------------------------------------------------------------------------------------

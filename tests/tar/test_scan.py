@@ -278,14 +278,6 @@ def test_damaged_headers() -> None:
     assert look(ODD["concatenated"].tar())[1][0].offset == 2 * BLOCK + len(END)
 
 
-def test_damage_in_the_middle() -> None:
-    tar = tars.tar(*(tars.member(b"%d.txt" % number, b"x") for number in range(2000)))
-    for row in (1, 999, 1999):
-        at = row * 2 * BLOCK
-        found, problems = look(tar[:at] + b"\xff" + tar[at + 1 :])
-        assert (len(found), [(p.kind, p.offset) for p in problems]) == (row, [("damaged", at)])
-
-
 def test_cut_off() -> None:
     """A shard that was cut off shows its whole members, and reports where it ends. A member that is cut in its
     content is shown with its full size: what is there can be read, reading further fails with EIO."""
@@ -471,17 +463,6 @@ def test_windows_do_not_show(monkeypatch: pytest.MonkeyPatch, width: int) -> Non
     found, problems = look(mixed())
     assert problems == []
     assert [_listed(one) for one in found] == by_tarfile(mixed())
-
-
-def test_limit_and_start() -> None:
-    """A scan can start at any member and stop after some."""
-    found, _ = look(mixed())
-    with tars.opened(mixed()) as fd:
-        for start, limit in [(0, 1), (5, 3), (500, 10_000), (len(found) - 1, 5)]:
-            problems: list[Problem] = []
-            rows = [r for chunk in scan.scan(fd, problems, found[start].head, limit) for r in _rows(fd, chunk)]
-            assert rows == found[start : start + limit]
-            assert not problems
 
 
 # --- any damage --------------------------------------------------------------------------------------------

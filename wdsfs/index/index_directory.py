@@ -18,7 +18,6 @@ import os
 import stat
 import tempfile
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import lmdb
@@ -101,13 +100,13 @@ def open_env(home: Path) -> lmdb.Environment:
     for name in _FILES:
         _require_file(home / name)
     if data.exists() and data.stat().st_size:
-        with _open_to_read(data) as fd:
-            lmdb_check.check_metas(fd)
+        with data.open("rb") as file:
+            lmdb_check.check_metas(file.fileno())
     _reserve_locks(home)
     env = _map(home)
     try:
-        with _open_to_read(data) as fd:
-            _check(env, fd)
+        with data.open("rb") as file:
+            _check(env, file.fileno())
         _share(home)
         env.reader_check()  # readers that were killed; as long as they are listed, LMDB reuses no page
         if not env.stat()["entries"]:
@@ -138,15 +137,6 @@ def _require_file(path: Path) -> None:
         trust.require_file(status, path.name)
     except trust.Untrusted as error:
         raise _NotTrusted(str(error.strerror).removesuffix(": remove it")) from None
-
-
-@contextlib.contextmanager
-def _open_to_read(path: Path) -> Iterator[int]:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
 
 
 def _reserve_locks(home: Path) -> None:

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from wdsfs import mount_table, names, source, trust
 from wdsfs.door.shard_door import DOOR, fingerprint_of
 from wdsfs.door.urls import is_output, is_remote
-from wdsfs.errors import MALFORMED, CorruptShard, MissingShard, ShardError, SpecError
+from wdsfs.errors import MALFORMED, CorruptShard, MissingShard, ShardError, SpecError, several
 from wdsfs.formats import OtherVersion
 from wdsfs.index import record as record_module
 from wdsfs.index import record_check
@@ -54,7 +54,6 @@ FETCHED_MAX = 1 << 20  # bytes of a member that are fetched with its headers
 COMPARED = 16  # headers of a moved shard that are compared before its record is used; of a remote one the last
 BESIDE_MAX = 16  # directories of a set in which an index is looked for
 LISTED_MAX = 200_000  # names of a directory among which it is looked for
-CHANGED_NAMED_MAX = 3  # shards that a remark names
 
 _TIME_UNITS = (1, 100, 1_000, 1_000_000)  # ns: the clocks of file systems and of copying tools
 _SECOND = 1_000_000_000  # ns
@@ -407,11 +406,10 @@ class Portables:
         for file in self.files:
             listed = [shard for shard in indexed if file.number_of(shard.key) is not None]
             if listed:
-                shown = ", ".join(os.fsdecode(shard.path) for shard in listed[:CHANGED_NAMED_MAX])
-                more = ", ..." if len(listed) > CHANGED_NAMED_MAX else ""
+                shown = several([os.fsdecode(shard.path) for shard in listed])
                 count = f"{len(listed):,} of its {len(file.file):,} shards"
                 yield (
-                    f"{file}: {count} have changed since it was written ({shown}{more}) and are indexed; "
+                    f"{file}: {count} have changed since it was written ({shown}) and are indexed; "
                     f"renew it: wdsfs index --update {file}"
                 )
 

@@ -21,7 +21,7 @@ from wdsfs.errors import IndexUnusable, ObjectChanged, ObjectExists, StaleShard,
 from wdsfs.index.portable import PortableIndex
 from wdsfs.index.record import RECORD, Record
 from wdsfs.index.record_builder import restamped
-from wdsfs.index.store import Index, Summary, summary_of
+from wdsfs.index.store import Index, Summary
 from wdsfs.shards import Fingerprint, Shard
 from wdsfs.spec import portable_head
 from wdsfs.spec.portable_head import ALIGNMENT, SUFFIX, Row
@@ -30,13 +30,11 @@ RACY_NS = 2_000_000_000  # age from which a time of whole seconds says that a fi
 
 
 class _Listed(NamedTuple):
-    """A shard, and its row in the index."""
+    """A shard, and its row in the index, still without a record."""
 
     shard: Shard
     fingerprint: Fingerprint
-    path: str
-    etag: str
-    version: str
+    row: Row
 
 
 class _Run(NamedTuple):
@@ -55,10 +53,9 @@ class PortableWriter:
         index: Index,
         shards: Sequence[Shard],
         target: bytes,
-        disk: Disk | None = None,
-        on_shard: Callable[[], None] = lambda: None,
+        on_shard: Callable[[], None],
     ) -> None:
-        self._index, self._disk, self._on_shard = index, disk or Disk(), on_shard
+        self._index, self._disk, self._on_shard = index, Disk(), on_shard
         self._target = os.fsdecode(target)
         self._listed, self._base = self._list(shards)
         self._reading = shards[0].reading
@@ -69,12 +66,13 @@ class PortableWriter:
         listed = []
         for shard, path in zip(shards, paths, strict=True):
             fingerprint, etag, version = _known(shard.path)
-            listed.append(_Listed(shard, fingerprint, path, etag, version))
+            row = Row(fingerprint.size, fingerprint.mtime_ns, 0, 0, 0, path, etag, version, _NO_NUMBERS)
+            listed.append(_Listed(shard, fingerprint, row))
         return listed, base
 
     def write(self, fd: int) -> None:
         """Write the index to an empty file. Raises StaleShard, OSError."""
-        rows = [self._row(listed, 0, 0, 0, Summary(*listed.fingerprint, *_NO_NUMBERS)) for listed in self._listed]
+        rows = [listed.row for listed in self._listed]
         at = len(self._head(rows, 0))
         at += -at % ALIGNMENT
         os.lseek(fd, at, os.SEEK_SET)
@@ -103,17 +101,16 @@ class PortableWriter:
                 raise StaleShard(f"{os.fsdecode(listed.shard.path)} has changed meanwhile; repeat the command")
             source, row = older
             if self._planned(fd, source, row, listed.shard.key):
-                summary = Summary(*listed.fingerprint, *row.numbers)
-                return self._row(listed, at, row.length, row.crc, summary)
+                return listed.row._replace(offset=at, length=row.length, crc=row.crc, numbers=row.numbers)
             copied = self._index.portables.copy(listed.shard.key, listed.fingerprint, exact=True)
             if copied is None:
-                raise StaleShard(f"{self._target}: its record of {listed.path} is damaged; repeat the command")
+                raise StaleShard(f"{self._target}: its record of {listed.row.path} is damaged; repeat the command")
             data_here = memoryview(copied)
         data = restamped(data_here, Fingerprint(listed.fingerprint.size, listed.fingerprint.mtime_ns, 0))
         self._flush(fd)
         self._disk.write(fd, data)
-        summary = summary_of(Record(data, verify=False))
-        return self._row(listed, at, len(data), int.from_bytes(data[8:16], "little"), summary)
+        crc, numbers = int.from_bytes(data[8:16], "little"), Record(data, verify=False).counts()
+        return listed.row._replace(offset=at, length=len(data), crc=crc, numbers=numbers)
 
     def _planned(self, fd: int, older: PortableIndex, row: Row, key: bytes) -> bool:
         """Plan to copy the record of an older index with its neighbours; False if it has to be read."""
@@ -131,20 +128,6 @@ class PortableWriter:
         if self._run is not None:
             self._disk.copy(self._run.fd, fd, self._run.start, self._run.end - self._run.start)
             self._run = None
-
-    def _row(self, listed: _Listed, offset: int, length: int, crc: int, summary: Summary) -> Row:
-        size, mtime_ns, _ = listed.fingerprint
-        return Row(
-            size,
-            mtime_ns,
-            offset,
-            length,
-            crc,
-            listed.path,
-            listed.etag,
-            listed.version,
-            summary[len(Fingerprint._fields) :],
-        )
 
 
 _NO_NUMBERS = (0,) * (len(Summary._fields) - len(Fingerprint._fields))
@@ -184,7 +167,7 @@ def write_index(
 
     Raises StaleShard, IndexUnusable, ShardErrors, UsageError; CommitError if another process writes it.
     """
-    writer, disk = PortableWriter(index, shards, target, on_shard=on_shard), Disk()
+    writer, disk = PortableWriter(index, shards, target, on_shard), Disk()
     try:
         if is_remote(target):
             return _send(writer, target)

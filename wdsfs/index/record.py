@@ -263,19 +263,15 @@ class Record:
             self.unshown_count,
         )
 
-    def count_samples(self, folder: int) -> int:
-        """Count the samples of a folder that have a directory of their own."""
-        entries = self.folder_entries(folder)
-        if self.all_listed:
-            return len(entries)
-        flags = np.asarray(self.entry_flags[entries.start : entries.stop])
-        return int(((flags & (STRAY | TWIN)) == 0).sum())
-
     def count_directories(self, folder: int) -> int:
         """Count the directories in a folder of the samples layout: samples, and folders with samples below."""
         folders = self.child_folders(folder)
         shown = len(folders) if self.all_sampled else sum(self.folder_flags[n] & HAS_SAMPLES for n in folders)
-        return shown + self.count_samples(folder)
+        entries = self.folder_entries(folder)
+        if self.all_listed:
+            return shown + len(entries)
+        flags = np.asarray(self.entry_flags[entries.start : entries.stop])
+        return shown + int(((flags & (STRAY | TWIN)) == 0).sum())
 
     def folder_path(self, folder: int) -> bytes:
         """Return the plain path of a folder, empty for the top."""

@@ -329,11 +329,8 @@ class _Spreading(Generic[Item]):
     def _next_batch(self) -> list[_Unit[Item]]:
         if self._to_repeat:
             return [self._to_repeat.popleft()]
-        if self._suspected:  # all of them have been tried
-            self._suspected = False
-        size = 1
-        if self._seconds:
-            size = max(1, min(int(TOGETHER_SECONDS / self._seconds), TOGETHER_MAX))
+        self._suspected = False  # all of them have been tried
+        size = max(1, min(int(TOGETHER_SECONDS / self._seconds), TOGETHER_MAX)) if self._seconds else 1
         batch: list[_Unit[Item]] = []
         for item in self._items:
             unit = _Unit(item)

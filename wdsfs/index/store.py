@@ -279,7 +279,7 @@ class Index:
         for path, data in built:
             self._whole.discard(path)
             digest = _digest(path)
-            changes.append((b"s" + digest, _seal(summarize(Record(data, verify=False)) + path)))
+            changes.append((b"s" + digest, _seal(_SUMMARY.pack(*summary_of(Record(data, verify=False))) + path)))
             changes.append((b"r" + digest, data))
         self._write(changes)
 
@@ -500,12 +500,7 @@ def open_index(directory: Path | None = None) -> Index:
 
 def summary_of(record: Record) -> Summary:
     """Return the summary of a record."""
-    return Summary(*_SUMMARY.unpack(summarize(record)))
-
-
-def summarize(record: Record) -> bytes:
-    """Return the bytes of the summary of a record."""
-    return _SUMMARY.pack(*record.fingerprint, *record.counts())
+    return Summary(*record.fingerprint, *record.counts())
 
 
 def _state(fingerprints: Sequence[Fingerprint]) -> bytes:

@@ -139,7 +139,7 @@ def _excluded(exclude: Field | None, shards: Collection[str]) -> _Excluded:
             if text in shards:
                 excluded.shards.add(text)
             elif not samples:
-                unknown.append(f"{entry.where}: {str(text)!r}")
+                unknown.append(f"{entry}: {str(text)!r}")
     if unknown:
         # No error, as for Energon: a shard may have left the dataset. But it may also be a typing error.
         named = f"{unknown[0]}{and_others(len(unknown))}"
@@ -260,7 +260,7 @@ class _Reader:
         if way.depth > DEPTH_MAX:  # an alias of YAML may lead to a blend that it is in
             raise node.wrong(f"nested more than {DEPTH_MAX} deep")
         if node.get("subset") is not None:
-            log.warning("%s: the subset is not followed; all samples of these shards are shown", node.where)
+            log.warning("%s: the subset is not followed; all samples of these shards are shown", node)
         own = node.get("split_part")
         split = split if own is None else own.text()
         kinds = [kind for kind in (*_WEIGHTS, "join", "path") if node.get(kind) is not None]
@@ -289,7 +289,7 @@ class _Reader:
         file = node.get("split_config")
         split_file = None if file is None else os.path.join(path, META, _name_of(file))
         weight = " x ".join(filter(None, way.weights)) or "1"
-        yield DatasetPart(path, split, split_file, way.of, weight, node.where)
+        yield DatasetPart(path, split, split_file, way.of, weight, str(node))
 
     def _nested(self, path: str, node: Field, split: str, way: _Way) -> Iterator[DatasetPart]:
         inside = (*way.inside, os.path.realpath(node.file))
@@ -317,5 +317,5 @@ def _name_of(file: Field) -> str:
     """Return the name of a file in the directory of a dataset. Raises SpecError for one that leads elsewhere."""
     name = str(file.text())
     if "/" in name or "\0" in name or not name.endswith((*SUFFIXES, ".json")):
-        raise SpecError(f"{file.where}: {name!r} is not the name of a split file in {META}")
+        raise file.wrong(f"{name!r} is not the name of a split file in {META}")
     return name

@@ -113,6 +113,7 @@ def _shard_words(
     """Yield the words of shards and of missing files. Modes of further files are added to `modes`."""
     for word in words:
         mode = modes[word.path]
+        is_file = mode is not None and stat.S_ISREG(mode)
         if mode is not None and stat.S_ISDIR(mode):
             dataset = energon_dataset.dataset_at(word.path)
             if dataset is not None:
@@ -121,16 +122,12 @@ def _shard_words(
             inside = _contents(word.path)
             modes.update(inside)
             shards = [Word(path, word.origin) for path in inside]
-        elif mode is not None and stat.S_ISREG(mode) and word.path.endswith(portable_head.SUFFIX):
-            if split is not None:
-                raise energon_dataset.without_splits(word.path, split)
-            yield from _words_of_index(word.path, base)
-            modes.update(dict.fromkeys(portable_head.load_index(word.path).presumed(base), stat.S_IFREG))
-            continue
-        elif mode is not None and stat.S_ISREG(mode) and word.path.endswith(LIST_SUFFIXES):
+        elif is_file and word.path.endswith(portable_head.SUFFIX):
+            shards = _words_of_index(word.path, base, modes)
+        elif is_file and word.path.endswith(LIST_SUFFIXES):
             yield from _words_of_file(word.path, split)
             continue
-        elif mode is not None and stat.S_ISREG(mode) and word.path.endswith(IMAGE_SUFFIX):
+        elif is_file and word.path.endswith(IMAGE_SUFFIX):
             raise SpecError(f"{word.shown}: is an image over shards, which is mounted alone; name the shards")
         else:
             shards = [word]
@@ -144,7 +141,7 @@ def _missing_shards(missing: list[Word], total: int, way_out: str = "") -> SpecE
     if is_elsewhere(missing[0].path):
         origin = f"{missing[0].origin}: " if missing[0].origin else ""
         return SpecError(origin + NOT_READ.format(objects.without_secrets(missing[0].path)))
-    listed = ", ".join(word.shown for word in missing[:3]) + (", ..." if len(missing) > 3 else "")
+    listed = several([word.shown for word in missing])
     if total == 1:
         directory = objects.is_listable(missing[0].path) and not missing[0].path.endswith(SHARD_SUFFIXES)
         hint = "; if it is a directory of shards, end it with a slash" if directory else ""
@@ -201,13 +198,14 @@ def _refuse_none(words: Iterator[Word], path: str) -> Iterator[Word]:
     yield from words
 
 
-def _words_of_index(path: str, base: str | None) -> list[Word]:
+def _words_of_index(path: str, base: str | None, modes: dict[str, int | None]) -> list[Word]:
     """Return the shards that a portable index lists; relative ones are below `base`.
 
-    Raises SpecError, ShardError.
+    `modes` gets those of the remote shards that the index knows well enough. Raises SpecError, ShardError.
     """
     dependencies.note_file(path)
     file = portable_head.load_index(path)
+    modes.update(dict.fromkeys(file.presumed(base), stat.S_IFREG))
     return [Word(shard, file.path, index_file=file.path) for shard in file.paths(base)]
 
 
@@ -242,7 +240,7 @@ def _component(component: Field, base: str) -> Iterator[Word]:
         base = parent_of(component.file)
         for further in (component.get("source_url"), component.get("datasets")):
             if further is not None and further.value:
-                raise further.wrong(f"{source.where} refers to this file, and a reference leads one step only")
+                raise further.wrong(f"{source} refers to this file, and a reference leads one step only")
     own = component.get("base")
     if own is not None:
         base = listed_path(base, own.text(), own).rstrip("/") + "/"
@@ -268,7 +266,7 @@ def _read_yaml_spec(top: Field) -> Iterator[Word]:
     for dataset in top.need("datasets").items():
         dataset.allow(("buckets", "name", "shards", "resample", "choose"))
         for drawn in filter(None, (dataset.get("resample"), dataset.get("choose"))):
-            log.info("%s: a mount has no epochs to draw shards for; all shards are shown", drawn.where)
+            log.info("%s: a mount has no epochs to draw shards for; all shards are shown", drawn)
         buckets = dataset.get("buckets") or top.get("buckets")
         bucket = _bucket(buckets)
         first = next(buckets.texts(), None) if buckets else None

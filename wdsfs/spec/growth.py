@@ -16,8 +16,6 @@ from wdsfs.errors import several
 from wdsfs.shards import Shard
 from wdsfs.spec.expand import free_name
 
-NAMED_MAX = 3  # directories that a message names
-
 
 class Difference(NamedTuple):
     """A difference of two lists: the numbers of lost shards, and candidates that are new or back."""
@@ -100,7 +98,7 @@ def out_of_reach(known: Sequence[Shard], gone: Iterable[int]) -> tuple[list[int]
     unreachable = {directory: numbers for directory, numbers in places.items() if _is_out_of_reach(directory)}
     if not unreachable:
         return [], ""
-    where = several([os.fsdecode(directory) for directory in unreachable], NAMED_MAX)
+    where = several([os.fsdecode(directory) for directory in unreachable])
     numbers = sorted(number for some in unreachable.values() for number in some)
     return numbers, f"{where}: empty or not readable, so its shards do not count as removed"
 

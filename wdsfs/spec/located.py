@@ -64,10 +64,6 @@ class Field(NamedTuple):
         return f"{outer}[{self.key!r}]"
 
     def __str__(self) -> str:
-        return self.where
-
-    @property
-    def where(self) -> str:
         """`shards.json: shardlist[3].url`; with the line if the format has it."""
         line = getattr(self.value, "line", 0)
         place = self.place
@@ -75,7 +71,7 @@ class Field(NamedTuple):
 
     def wrong(self, text: str) -> SpecError:
         """Return an error about this value."""
-        return SpecError(f"{self.where}: {text}")
+        return SpecError(f"{self}: {text}")
 
     def is_object(self) -> bool:
         """Return True for an object of JSON, or a mapping of YAML."""
@@ -175,7 +171,23 @@ def load_file(path: str) -> Field:
 
 def load_json(path: str) -> Field:
     """Read a JSON file. Raises SpecError, UnreadableShard."""
-    return Field(path, _json(path, _read_file(path, MAX_BYTES)))
+    text = _read_file(path, MAX_BYTES).decode("utf-8-sig", "surrogateescape")
+    try:
+        return Field(path, json.loads(text, object_pairs_hook=lambda pairs: _unique(path, pairs)))
+    except json.JSONDecodeError as error:
+        raise SpecError(f"{path}:{error.lineno}:{error.colno}: not JSON: {error.msg}") from None
+    except RecursionError:
+        raise SpecError(f"{path}: nested too deeply") from None
+    except ValueError:  # Python reads at most 4,300 digits
+        raise SpecError(f"{path}: a number in it is too large") from None
+
+
+def _unique(path: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) != len(pairs):
+        repeated = Counter(key for key, _ in pairs).most_common(1)[0][0]
+        raise SpecError(f"{path}: {repeated!r} occurs twice in one object")
+    return values
 
 
 def load_yaml(path: str) -> Field:
@@ -194,33 +206,10 @@ def _is_null(value: str) -> bool:
 
 
 def _kind(value: object) -> str:
-    if value is None or (isinstance(value, Scalar) and value.is_null):
+    if value is None or (isinstance(value, str) and _is_null(value)):
         return "nothing"
     kinds = {dict: "an object", list: "a list", str: "a text", bool: "true or false"}
     return next((word for kind, word in kinds.items() if isinstance(value, kind)), "a number")
-
-
-# -- JSON ----------------------------------------------------------------------------------------------------
-
-
-def _json(path: str, data: bytes) -> Any:
-    text = data.decode("utf-8-sig", "surrogateescape")
-    try:
-        return json.loads(text, object_pairs_hook=lambda pairs: _unique(path, pairs))
-    except json.JSONDecodeError as error:
-        raise SpecError(f"{path}:{error.lineno}:{error.colno}: not JSON: {error.msg}") from None
-    except RecursionError:
-        raise SpecError(f"{path}: nested too deeply") from None
-    except ValueError:  # Python reads at most 4,300 digits
-        raise SpecError(f"{path}: a number in it is too large") from None
-
-
-def _unique(path: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    values = dict(pairs)
-    if len(values) != len(pairs):
-        repeated = Counter(key for key, _ in pairs).most_common(1)[0][0]
-        raise SpecError(f"{path}: {repeated!r} occurs twice in one object")
-    return values
 
 
 # -- YAML ----------------------------------------------------------------------------------------------------

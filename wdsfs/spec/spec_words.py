@@ -35,7 +35,7 @@ _GLOB = re.compile(r"[*?\[]")
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
 _PLAIN = re.compile(r"[^~@{}*?\[:][^{}*?\[:]*")  # has nothing to expand
 _ESCAPED = re.compile(r"\[([*?\[:])\]")  # a character that a glob, or the split at `::`, takes literally
-_ESCAPE, _BRACE = re.compile(r"[*?\[]"), re.compile(r"[{}\\]")  # what `settled` marks
+_BRACE = re.compile(r"[{}\\]")  # what `settled` marks, and what a glob expands
 _ELSEWHERE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://|file:|pipe:|-$")
 NOT_READ = f"{{!r}} is neither a path nor a URL that wdsfs reads ({', '.join(sorted(urls.SCHEMES))}, file)"
 _HAS_BRACE = re.compile(r"[{}]")
@@ -291,7 +291,7 @@ def settled(text: str) -> str:
     """
     if not is_special(text) or not os.path.lexists(text):
         return text
-    pattern = _ESCAPE.sub(r"[\g<0>]", os.fsdecode(absolute_paths([urls.local(text)])[0]))
+    pattern = _GLOB.sub(r"[\g<0>]", os.fsdecode(absolute_paths([urls.local(text)])[0]))
     pattern = pattern.replace("::", "[:][:]")
     return _BRACE.sub(r"\\\g<0>", pattern) if has_braces(pattern) else pattern
 
@@ -343,7 +343,7 @@ def _literal_directory(globs: bool) -> str:
         directory = os.getcwd()
     except FileNotFoundError:
         return ""
-    pattern = _ESCAPE.sub(r"[\g<0>]", directory).replace("::", "[:][:]") if globs else directory
+    pattern = _GLOB.sub(r"[\g<0>]", directory).replace("::", "[:][:]") if globs else directory
     return (_BRACE.sub(r"\\\g<0>", pattern) if has_braces(pattern) else pattern) + "/"
 
 
@@ -394,19 +394,10 @@ def listed_path(base: str, text: str, place: Field) -> str:
     """
     try:
         objects.refuse_command(text, place.file)
-    except SpecError as error:
-        raise place.wrong(str(error)) from None
-    if is_elsewhere(text := without_scheme(text)):
-        raise place.wrong(NOT_READ.format(objects.without_secrets(str(text))))
-    if not text or "\0" in text:
-        raise place.wrong(f"a NUL in the shard name {str(text)!r}" if text else "an empty shard name")
-    if not text.isascii():
-        try:
-            os.fsencode(text)
-        except UnicodeEncodeError:
-            raise place.wrong(f"the shard name {str(text)!r} cannot be encoded for the file system") from None
-    path = text if text.startswith("/") or urls.is_url(text) else base + text
-    try:
+        if is_elsewhere(text := without_scheme(text)):
+            raise SpecError(NOT_READ.format(objects.without_secrets(text)))
+        _refuse_no_path(text)
+        path = text if text.startswith("/") or urls.is_url(text) else base + text
         objects.refuse_local(path, place.file)
         return objects.path_of_url(path) if urls.is_url(path) else path
     except SpecError as error:

@@ -10,24 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wdsfs.tar.headers import (
-    BLOCK,
-    CONTIGUOUS,
-    DIRECTORY,
-    FIFO,
-    GNU_DUMP_DIRECTORY,
-    GNU_SPARSE,
-    HARD_LINK,
-    NAME_BYTES,
-    OCTAL_MAX,
-    OLD_REGULAR,
-    REGULAR,
-    SYMLINK,
-    Extended,
-    checksums_of,
-    number_of,
-)
-from wdsfs.tar.headers import encode as encode_header
+from wdsfs.tar import headers
+from wdsfs.tar.headers import BLOCK, DIRECTORY, Extended
 from wdsfs.tar.problems import Problem
 from wdsfs.tar.sparse import Segments
 
@@ -107,8 +91,8 @@ def decode(batch: Batch) -> tuple[Chunk, Problem | None]:
     return chunk, damage
 
 
-def _table(headers: list[bytes]) -> NDArray[np.uint8]:
-    return np.frombuffer(b"".join(headers), dtype=np.uint8).reshape(len(headers), BLOCK)
+def _table(blocks: list[bytes]) -> NDArray[np.uint8]:
+    return np.frombuffer(b"".join(blocks), dtype=np.uint8).reshape(len(blocks), BLOCK)
 
 
 def _first_broken(table: NDArray[np.uint8], offsets: list[int]) -> Problem | None:
@@ -118,7 +102,7 @@ def _first_broken(table: NDArray[np.uint8], offsets: list[int]) -> Problem | Non
     total += 8 * 32 - table[:, 148:156].sum(axis=1, dtype=np.int64)
     for row in np.flatnonzero(stored != total).tolist():
         header = table[row].tobytes()
-        if number_of(header[148:156]) not in checksums_of(header):
+        if headers.number_of(header[148:156]) not in headers.checksums_of(header):
             return Problem(offsets[row], "damaged", f"wrong checksum in the header at offset {offsets[row]}")
     return None
 
@@ -143,7 +127,7 @@ def _octal(field_bytes: NDArray[np.uint8], width: int) -> NDArray[np.int64]:
 def _mtimes(table: NDArray[np.uint8]) -> NDArray[np.int64]:
     seconds = _octal(table[:, 136:148], 12)
     for row in np.flatnonzero(seconds < 0).tolist():
-        number = number_of(table[row, 136:148].tobytes())
+        number = headers.number_of(table[row, 136:148].tobytes())
         limit = (1 << 63) // 10**9 - 1
         seconds[row] = max(min(number or 0, limit), -limit)
     return seconds * 10**9
@@ -164,20 +148,20 @@ def _reduce_types(chunk: Chunk, old_directories: list[int]) -> None:
     """Reduce the type flags to the seven of POSIX and take the slash off directories."""
     types, names = chunk.types, chunk.names
     types[old_directories] = DIRECTORY
-    for row in np.flatnonzero((types < REGULAR) | (types > FIFO) | (types == DIRECTORY)).tolist():
+    for row in np.flatnonzero((types < headers.REGULAR) | (types > headers.FIFO) | (types == DIRECTORY)).tolist():
         # Semantics decision: a directory of an incremental GNU tar is a directory: its content is only a list of
         # files.
-        if types[row] in (DIRECTORY, GNU_DUMP_DIRECTORY):
+        if types[row] in (DIRECTORY, headers.GNU_DUMP_DIRECTORY):
             types[row], chunk.sizes[row] = DIRECTORY, 0
             names[row] = names[row].rstrip(b"/")
-        elif types[row] in (OLD_REGULAR, CONTIGUOUS, GNU_SPARSE):
-            types[row] = REGULAR
+        elif types[row] in (headers.OLD_REGULAR, headers.CONTIGUOUS, headers.GNU_SPARSE):
+            types[row] = headers.REGULAR
         # POSIX wants readers to take unknown types for regular files.
         # Semantics decision: they keep their flag and are in no sample, as in the webdataset library (`isreg`).
 
 
 def _read_links(chunk: Chunk, table: NDArray[np.uint8], extended: dict[int, Extended]) -> None:
-    for row in np.flatnonzero((chunk.types == HARD_LINK) | (chunk.types == SYMLINK)).tolist():
+    for row in np.flatnonzero((chunk.types == headers.HARD_LINK) | (chunk.types == headers.SYMLINK)).tolist():
         entry = extended.get(row)
         if entry is not None and entry.link is not None:
             chunk.links[row] = entry.link
@@ -187,7 +171,7 @@ def _read_links(chunk: Chunk, table: NDArray[np.uint8], extended: dict[int, Exte
 
 # --- writing -------------------------------------------------------------------------------------------------
 
-_PLAIN = np.frombuffer(encode_header(b"-", 0, 0), np.uint8)
+_PLAIN = np.frombuffer(headers.encode(b"-", 0, 0), np.uint8)
 _REST_SUM = int(_PLAIN[156:].sum())  # of the fields behind the checksum
 _DIGIT_SHIFTS = np.arange(30, -1, -3)  # of 11 octal digits
 
@@ -198,7 +182,12 @@ def encode(
     """Return the headers of each of these members, as `headers.encode`. Raises ValueError as it does."""
     numbers = np.array([sizes, mtimes])
     lengths = np.fromiter(map(len, names), np.int64, len(names))
-    plain = (lengths > 0) & (lengths <= NAME_BYTES) & (numbers >= 0).all(0) & (numbers <= OCTAL_MAX).all(0)
+    plain = (
+        (lengths > 0)
+        & (lengths <= headers.NAME_BYTES)
+        & (numbers >= 0).all(0)
+        & (numbers <= headers.OCTAL_MAX).all(0)
+    )
     if any(common) or b"\0" in b"".join(names):
         plain &= [not keywords and b"\0" not in name for name, keywords in zip(names, common, strict=True)]
     table = np.tile(_PLAIN, (len(names), 1))
@@ -210,7 +199,7 @@ def encode(
     data = table.tobytes()
     result = [data[at : at + BLOCK] for at in range(0, len(data), BLOCK)]
     for row in np.flatnonzero(~plain).tolist():
-        result[row] = encode_header(names[row], sizes[row], mtimes[row], common[row])
+        result[row] = headers.encode(names[row], sizes[row], mtimes[row], common[row])
     return result
 
 

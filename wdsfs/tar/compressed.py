@@ -88,16 +88,16 @@ def open_tar(shard: OpenShard, path: bytes) -> Iterator[Opened]:
         source.close(content.source)
 
 
-def unpacked(kind: str, shard: OpenShard, path: bytes, how: str | None = None) -> Opened:
+def unpacked(kind: str, shard: OpenShard, path: bytes) -> Opened:
     """Return the bytes of the tar in a compressed shard, which has to stay open.
 
-    `how` is one of POLICIES; by default that of `policy`. Takes as long as unpacking, unless that was done before.
-    Raises StaleShard when the file changes meanwhile, UnreadableShard when it cannot be unpacked here.
+    Takes as long as unpacking, unless that was done before. Raises StaleShard when the file changes meanwhile,
+    UnreadableShard when it cannot be unpacked here.
     """
     name = os.fsdecode(path)
     try:
         before = _key_of(shard, path)
-        content = _open_as(_CompressedShard(kind, shard, source.size_of(shard), before, path), how or policy())
+        content = _open(_CompressedShard(kind, shard, source.size_of(shard), before, path))
         after = _key_of(shard, path)
     except (_Refused, streams.TooLarge, IndexUnusable, UsageError) as error:
         raise UnreadableShard(f"{name} is {kind}-compressed: {error}") from None
@@ -160,8 +160,8 @@ class _CompressedShard(NamedTuple):
         return self.shard if isinstance(self.shard, int) else self.shard.whole()
 
 
-def _open_as(shard: _CompressedShard, how: str) -> Opened:
-    cache = file_cache.cache()
+def _open(shard: _CompressedShard) -> Opened:
+    how, cache = policy(), file_cache.cache()
     kinds = {AUTO: (*COPIES, INDEX), ALWAYS: COPIES, NEVER: (INDEX,)}[how]
     cached = cache.find(shard.key, kinds)
     if cached is not None and cached.kind == INDEX:

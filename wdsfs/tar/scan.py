@@ -16,30 +16,18 @@ from typing import NamedTuple
 
 from wdsfs.errors import CorruptShard, counted
 from wdsfs.source import TarBytes, size_of
-from wdsfs.tar import sparse
+from wdsfs.tar import headers, sparse
 from wdsfs.tar.columns import Batch, Chunk, decode
 from wdsfs.tar.headers import (
     BLOCK,
-    DATALESS,
     EXTENSIONS,
-    FILE_SIZE_MAX,
-    GNU_SPARSE,
-    MAGIC,
-    OLD_REGULAR,
     PAX_GLOBAL,
     REGULAR,
-    WINDOW_MIN,
     ZERO_BLOCK,
     Extended,
     Window,
-    is_header,
-    number_of,
-    own_name,
     padded,
-    pax_records,
     read_fully,
-    skip_zeros,
-    unusable,
 )
 from wdsfs.tar.problems import Damage, Problem, Problems
 from wdsfs.tar.sparse import Segments
@@ -50,17 +38,18 @@ _COMMON = (b"path", b"linkpath", b"mtime")  # records of global PAX headers that
 # Bytes of such a record. Each member gets a copy: with no more than its header has, a shard cannot grow by that.
 COMMON_MAX = BLOCK
 WEIGHT_MAX = 1 << 24  # bytes of extension headers and sparse maps per chunk; a fuller one ends early
+BATCH = 8192  # headers per chunk: 4 MiB of header bytes, so memory stays flat in shards of any size
 
 
-def walk(window: Window, position: int, limit: int, batch: Batch, common: dict[bytes, bytes]) -> tuple[int, bool]:
-    """Take up to `limit` members from `position` on; return the next position and whether more may follow.
+def walk(window: Window, position: int, batch: Batch, common: dict[bytes, bytes]) -> tuple[int, bool]:
+    """Take up to `BATCH` members from `position` on; return the next position and whether more may follow.
 
     Raises Damage where the tar makes no sense any more.
     """
-    headers, heads, datas, sizes = batch.headers, batch.heads, batch.datas, batch.sizes
-    end = window.size
+    blocks, heads, datas, sizes = batch.headers, batch.heads, batch.datas, batch.sizes
+    end, limit = window.size, BATCH
     data, base = window.data, window.base
-    while len(headers) < limit and position < end:
+    while len(blocks) < limit and position < end:
         index = position - base
         if index < 0 or index + BLOCK > len(data):
             index = window.seek(position)
@@ -74,7 +63,7 @@ def walk(window: Window, position: int, limit: int, batch: Batch, common: dict[b
                     size = int(digits, 8)
                 except ValueError:
                     raise _bad_header(position) from None
-                headers.append(data[index : index + BLOCK])
+                blocks.append(data[index : index + BLOCK])
                 heads.append(position)
                 position += BLOCK
                 datas.append(position)
@@ -88,7 +77,7 @@ def walk(window: Window, position: int, limit: int, batch: Batch, common: dict[b
         data, base = window.data, window.base
         if batch.weight > WEIGHT_MAX:
             break
-    if position >= end and headers:
+    if position >= end and blocks:
         _report_end(batch, end)
     return position, position < end
 
@@ -148,7 +137,7 @@ def take_member(window: Window, position: int, batch: Batch, common: dict[bytes,
     if common or extended is not None:
         extended = extended or Extended()
         extended.apply([*common.items(), *extended.records], start)
-    why = None if extended is None else unusable(extended)
+    why = None if extended is None else headers.unusable(extended)
     if why is not None:
         batch.problems.append(Problem(head, "unusable name", f"the member at offset {head} is left out: {why}"))
         batch = Batch()  # only where it ends counts
@@ -157,7 +146,7 @@ def take_member(window: Window, position: int, batch: Batch, common: dict[bytes,
 
 def _common_records(body: bytes, position: int) -> list[tuple[bytes, bytes]]:
     """Return the records that change members of the global PAX header that ends at `position`. Raises Damage."""
-    records = [record for record in pax_records(body, position) if record[0] in _COMMON]
+    records = [record for record in headers.pax_records(body, position) if record[0] in _COMMON]
     for key, value in records:
         if len(value) > COMMON_MAX:
             text = (
@@ -176,7 +165,7 @@ def _read_extension(window: Window, position: int, start: int, batch: Batch) -> 
     header = window.data[position - window.base : position - window.base + BLOCK]
     batch.extras.append(header)
     batch.extra_offsets.append(position)
-    size = number_of(header[124:136])
+    size = headers.number_of(header[124:136])
     if size is None or not 0 <= size <= EXTENSION_MAX - (position - start):
         raise Damage(
             position, "damaged", f"the extension header at offset {position} has an impossible size ({size})"
@@ -196,22 +185,24 @@ def _trailing_header(start: int) -> Problem:
 def _take(window: Window, head: int, position: int, header: bytes, extended: Extended | None, batch: Batch) -> int:
     """Add the member whose own header is at `position`; return where the next one starts."""
     row, kind = len(batch.headers), header[156]
-    stored = extended.size if extended is not None and extended.size is not None else number_of(header[124:136])
+    stored = (
+        extended.size if extended is not None and extended.size is not None else headers.number_of(header[124:136])
+    )
     data = position + BLOCK
     # Semantics decision, as in tarfile: links, directories, devices and fifos have no payload, whatever
     # their size field says; a v7 regular member whose name ends in "/" is a directory.
-    dataless = kind in DATALESS
-    if kind == OLD_REGULAR and own_name(header, extended).endswith(b"/"):
+    dataless = kind in headers.DATALESS
+    if kind == headers.OLD_REGULAR and headers.own_name(header, extended).endswith(b"/"):
         dataless = True
         batch.old_directories.append(row)
     if dataless:
         stored = 0
-    if stored is None or not 0 <= stored <= FILE_SIZE_MAX - data:
+    if stored is None or not 0 <= stored <= headers.FILE_SIZE_MAX - data:
         raise _bad_header(position)
     size = stored
     following = data + padded(stored)
     segments: Segments | None = None
-    if kind == GNU_SPARSE:
+    if kind == headers.GNU_SPARSE:
         segments, size, data = sparse.gnu_map(window, position, header)
         following = data + padded(stored)
     elif extended is not None and extended.records and not dataless:
@@ -235,11 +226,11 @@ def _take(window: Window, head: int, position: int, header: bytes, extended: Ext
 
 def _after_mark(window: Window, position: int, batch: Batch) -> int | None:
     """Return where to read on after the end mark at `position`, None for nowhere; report what is not read."""
-    first = skip_zeros(window.fd, position + BLOCK, window.size)
+    first = headers.skip_zeros(window.fd, position + BLOCK, window.size)
     if first == window.size:
         return None
     block = first - first % BLOCK
-    joined = is_header(read_fully(window.fd, BLOCK, block))
+    joined = headers.is_header(read_fully(window.fd, BLOCK, block))
     if joined and batch.ignore_zeros:
         batch.marks.append(position)
         return block
@@ -254,17 +245,8 @@ def _after_mark(window: Window, position: int, batch: Batch) -> int | None:
     return None
 
 
-BATCH = 8192  # headers per chunk: 4 MiB of header bytes, so memory stays flat in shards of any size
-
-
-def scan(
-    fd: TarBytes,
-    problems: list[Problem] | Problems,
-    start: int = 0,
-    limit: int | None = None,
-    marks: list[int] | None = None,
-) -> Iterator[Chunk]:
-    """Yield the members of the tar at `fd` from byte `start` on, in order, at most `limit`.
+def scan(fd: TarBytes, problems: list[Problem] | Problems, marks: list[int] | None = None) -> Iterator[Chunk]:
+    """Yield the members of the tar at `fd`, in order.
 
     Damage ends the scan and is appended to `problems`; the members before it are yielded. As in tarfile and GNU
     tar the scan ends at the first block of zeros. A tar without such an end mark is complete if it ends after a
@@ -279,12 +261,12 @@ def scan(
     size = size_of(fd)
     window = Window(fd, size)
     common: dict[bytes, bytes] = {}  # records of global PAX headers, for all members after them
-    position, more, left = start, True, limit
+    position, more = 0, True
     while more:
         batch = Batch(ignore_zeros=marks is not None)
         damage = None
         try:
-            position, more = walk(window, position, BATCH if left is None else min(BATCH, left), batch, common)
+            position, more = walk(window, position, batch, common)
         except Damage as error:
             damage, more = error.problem, False
         chunk, broken = decode(batch)
@@ -300,10 +282,7 @@ def scan(
             marks.extend(mark for mark in batch.marks if mark < end)
         if chunk.names:
             yield chunk
-        if left is not None:
-            left -= len(chunk.names)
-            more = more and left > 0
-    if limit is None and size == 0 and not problems:
+    if size == 0 and not problems:
         problems.append(Problem(0, "empty", "is empty (0 bytes), not a tar: download or make it again"))
 
 
@@ -313,7 +292,7 @@ def _no_tar(fd: TarBytes, damage: Problem) -> Problem:
     A damaged tar has a sound header there, or at least the mark of one.
     """
     start = read_fully(fd, BLOCK, 0)
-    if is_header(start) or start[MAGIC] == b"ustar":
+    if headers.is_header(start) or start[headers.MAGIC] == b"ustar":
         return damage
     packed = compression(start)
     if packed is not None:
@@ -333,13 +312,13 @@ def placed(fd: TarBytes, head: int) -> Placed:
     """Return the member whose first header is at byte `head`. Raises CorruptShard."""
     batch = Batch()
     try:
-        take_member(Window(fd, size_of(fd), WINDOW_MIN), head, batch, {})
+        take_member(Window(fd, size_of(fd), headers.WINDOW_MIN), head, batch, {})
     except Damage as error:
         raise CorruptShard(error.problem.text) from None
-    if not batch.headers or not all(map(is_header, [*batch.extras, *batch.headers])):
+    if not batch.headers or not all(map(headers.is_header, [*batch.extras, *batch.headers])):
         raise CorruptShard(f"no member at offset {head}")
     header, extended = batch.headers[0], batch.extended.get(0)
-    name = own_name(header, extended)
+    name = headers.own_name(header, extended)
     if (extended is None or extended.name is None) and header[257:263] == b"ustar\0" and header[345]:
         name = header[345:500].split(b"\0", 1)[0] + b"/" + name
     return Placed(name, batch.datas[0], batch.sizes[0])
@@ -351,7 +330,7 @@ def end_of(fd: TarBytes, head: int) -> int:
     It may be after the end of a file that was written without its last padding. Raises CorruptShard.
     """
     try:
-        end = take_member(Window(fd, size_of(fd), WINDOW_MIN), head, Batch(), {})
+        end = take_member(Window(fd, size_of(fd), headers.WINDOW_MIN), head, Batch(), {})
     except Damage as error:
         raise CorruptShard(error.problem.text) from None
     if end is None:
@@ -371,10 +350,12 @@ def split_gap(fd: TarBytes, start: int, end: int) -> Iterator[tuple[int, int, fr
             return
         keywords = None
         if header[156] == PAX_GLOBAL:
-            size = number_of(header[124:136]) or 0
+            size = headers.number_of(header[124:136]) or 0
             following = start + BLOCK + padded(size)
             try:
-                keywords = frozenset(key for key, _ in pax_records(read_fully(fd, size, start + BLOCK), following))
+                keywords = frozenset(
+                    key for key, _ in headers.pax_records(read_fully(fd, size, start + BLOCK), following)
+                )
             except Damage as error:
                 raise CorruptShard(error.problem.text) from None
         else:
@@ -385,19 +366,19 @@ def split_gap(fd: TarBytes, start: int, end: int) -> Iterator[tuple[int, int, fr
 
 def end_of_zeros(fd: TarBytes, start: int, end: int) -> int:
     """Return the offset of the first block after the zero block at `start` that is not zeros, at most `end`."""
-    first = skip_zeros(fd, start + BLOCK, end)
+    first = headers.skip_zeros(fd, start + BLOCK, end)
     return min(first - first % BLOCK, end) if first < end else end
 
 
 def global_headers(fd: TarBytes, head: int, data: int) -> list[tuple[int, int]]:
     """Return (start, end) of the global PAX headers between the first header of a member and its content."""
-    headers = []
+    places = []
     while head < data - BLOCK:
         header = read_fully(fd, BLOCK, head)
         if header[156] not in EXTENSIONS:  # the member's own header; a sparse map may follow
             break
-        following = head + BLOCK + padded(number_of(header[124:136]) or 0)
+        following = head + BLOCK + padded(headers.number_of(header[124:136]) or 0)
         if header[156] == PAX_GLOBAL:
-            headers.append((head, following))
+            places.append((head, following))
         head = following
-    return headers
+    return places
