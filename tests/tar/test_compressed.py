@@ -787,8 +787,8 @@ def test_what_is_committed(program: Program) -> None:
         first = mounted.path / "a"
         (first / "d/007/cls").write_bytes(b"changed")
         shutil.rmtree(first / "d/008")
-    for way in (["--in-place"], ["--link", "--output", "out/%d.tar"]):
-        assert "is compressed" in program.refused("commit", "--overlay", "o", *way, *shards, code=7)
+    for place in (["--in-place"], ["--link", "--output", "out/%d.tar"]):
+        assert "is compressed" in program.refused("commit", "--overlay", "o", *place, *shards, code=7)
     for way in ("auto", "never"):
         program.run(*("commit", "--unpack", way, "--overlay", "o", "--output", f"{way}/%d.tar"), *shards)
         changed, same = ((program.home / way / f"{number}.tar").read_bytes() for number in range(2))
