@@ -19,11 +19,10 @@ from tests.tars import END, HARD_LINK, SYMLINK, A
 from wdsfs.errors import CorruptShard
 from wdsfs.index import member_draft, record_builder, record_check
 from wdsfs.index.record import Record
-from wdsfs.interop import lint
 from wdsfs.shards import Fingerprint
 from wdsfs.tar import scan, sparse
 from wdsfs.tar.headers import DEPTH_MAX, NAME_MAX
-from wdsfs.tar.problems import PROBLEMS_MAX, Problem, Problems
+from wdsfs.tar.problems import PROBLEMS_MAX, Problems
 from wdsfs.tar.scan import COMMON_MAX
 from wdsfs.tar.sparse import Extents
 
@@ -126,19 +125,22 @@ def test_end_marks_and_global_headers_by_turns_take_no_memory(monkeypatch: pytes
 
 
 @pytest.mark.parametrize(
-    ("extension", "why"),
+    ("extension", "kind", "shown"),
     [
-        (tars.pax({b"path": b"x" * (NAME_MAX + 1)}), "its name has 4,096 bytes, and the limit is 4,095"),
-        (tars.gnu_long(b"x" * (NAME_MAX + 1)), "its name has 4,096 bytes, and the limit is 4,095"),
-        (tars.gnu_long(b"x" * (NAME_MAX + 1), b"K"), "its target has 4,096 bytes, and the limit is 4,095"),
-        (tars.pax({b"path": b"x/" * DEPTH_MAX + b"/x"}), "its name has 257 folders, and the limit is 256"),
+        (tars.pax({b"path": b"x" * (NAME_MAX + 1)}), "unusable name", [b"a", b"b"]),
+        (tars.gnu_long(b"x" * (NAME_MAX + 1)), "unusable name", [b"a", b"b"]),
+        (tars.gnu_long(b"x" * (NAME_MAX + 1), b"K"), "unusable name", [b"a", b"b"]),
+        (tars.pax({b"path": b"x/" * DEPTH_MAX + b"/x"}), "unusable name", [b"a", b"b"]),
+        # It would be the path of all members behind it, so it ends the shard.
+        (tars.pax({b"path": b"x" * (COMMON_MAX + 1)}, b"g"), "damaged", [b"a"]),
     ],
 )
-def test_a_member_beyond_a_bound_is_left_out_and_named(extension: bytes, why: str) -> None:
+def test_a_member_beyond_a_bound_is_left_out_and_named(extension: bytes, kind: str, shown: list[bytes]) -> None:
     one = make(tars.tar(A, extension + tars.member(b"short", b"content"), tars.member(b"b.txt")))
-    assert one.paths() == [b"a", b"b"]
-    offset = len(A)
-    assert one.problems == [Problem(offset, "unusable name", f"the member at offset {offset} is left out: {why}")]
+    assert one.paths() == shown
+    (problem,) = one.problems
+    assert problem[:2] == (len(A) + (len(extension) if kind == "damaged" else 0), kind)
+    assert f"{problem.offset}" in problem.text
 
 
 def test_names_up_to_the_bounds_are_shown() -> None:
@@ -151,28 +153,12 @@ def test_names_up_to_the_bounds_are_shown() -> None:
     assert one.symlinks().tolist() == [member for member in range(3) if one.symlink(member) == b"t" * NAME_MAX]
 
 
-def test_a_global_header_over_the_bound_ends_the_shard() -> None:
-    long = tars.pax({b"path": b"x" * (COMMON_MAX + 1)}, b"g")
-    one = make(tars.tar(A, long, tars.member(b"b.txt")))
-    assert one.paths() == [b"a"]
-    (problem,) = one.problems
-    where = f"the global PAX header that ends at offset {len(A) + len(long)}"
-    assert problem.text == f"{where} sets for all members after it a path of 513 bytes; the limit is 512"
-
-
 def test_a_short_global_path_names_every_member() -> None:
     """As GNU tar and tarfile do."""
     tar = tars.tar(tars.pax({b"path": b"all.x"}, b"g"), A, named(b"own.x"), tars.member(b"b.txt"))
     with tarfile.open(fileobj=io.BytesIO(tar)) as archive:
         assert archive.getnames() == ["all.x", "own.x", "all.x"]
     assert make(tar).paths() == [b"all", b"own", b"all"]
-
-
-def test_check_names_a_member_beyond_a_bound(tmp_path: Path) -> None:
-    path = tmp_path / "x.tar"
-    path.write_bytes(tars.tar(A, named(b"x" * (NAME_MAX + 1))))
-    found = [(one.kind, one.offset) for one in lint.lint(bytes(path)).findings]
-    assert found == [("unusable name", len(A))]
 
 
 @pytest.mark.parametrize("odd", [False, True])
@@ -185,12 +171,7 @@ def test_folders_beyond_the_bound_end_the_shard(monkeypatch: pytest.MonkeyPatch,
     one = make(tars.tar(first, *members))
     assert one.paths() == [b"d/%d/x" % number for number in range(9)]
     assert [one.member(member).head for member in range(9)] == [len(first) + 1024 * n for n in range(9)]
-    (problem,) = one.problems
-    assert problem == Problem(
-        len(first) + 9 * 1024,
-        "damaged",
-        "more than 10 folders in a shard of its size: what follows is not read",
-    )
+    assert [problem[:2] for problem in one.problems] == [(len(first) + 9 * 1024, "damaged")]
     assert one.ends[0] == len(first) + 8 * 1024
 
 

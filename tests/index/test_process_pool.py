@@ -82,11 +82,6 @@ def test_large_results_come_through(tmp_path: Path, way: dict[str, Any]) -> None
     assert [result for _, result in process_pool.each(work.large, shards, **way)] == [bytes(5_000_000)] * 3
 
 
-def test_a_little_work_needs_no_processes(tmp_path: Path) -> None:
-    shards = shards_of(tmp_path, "a", "b", "c")
-    assert {result for _, result in process_pool.each(work.process, shards, 8)} == {os.getpid()}
-
-
 def test_much_work_is_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_pool, "ALONE_BYTES", 10)
     shards = shards_of(tmp_path, *(f"name{number}" for number in range(12)))

@@ -1,7 +1,7 @@
 """The record: every tree of a shard against a model in plain Python, its tables, and its bytes.
 
 The model says what docs/reference/semantics.md says, by lists and dictionaries, from what tarfile sees of a tar.
-The trees of a record are read here by its own lookups alone, as the mount does.
+The trees of a record are read as the mount reads them, by `ShownNames`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import random
 import tarfile
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import pytest
@@ -26,12 +26,14 @@ from tests.thorough import examples
 from wdsfs import names
 from wdsfs.errors import CorruptShard
 from wdsfs.index import record, record_builder
-from wdsfs.index.record import BY_EXTENSION, BY_NAME, FILES, HAS_SAMPLES, LINK, STRAY, TWIN, Record
-from wdsfs.inodes import FOLDER, MEMBER, SAMPLE, index_of, kind_of, position
+from wdsfs.index.record import BY_EXTENSION, BY_NAME, FILES, LINK, STRAY, Record
+from wdsfs.inodes import FOLDER, MEMBER, index_of, kind_of, position
 from wdsfs.shards import Fingerprint
 from wdsfs.tar import scan
 from wdsfs.tar.problems import Problem
 from wdsfs.tree.content import read_stored
+from wdsfs.tree.shown_names import ShownNames
+from wdsfs.tree.tree import View
 
 TOP = position(FOLDER, 0)
 DOMAINS = [BY_EXTENSION, BY_NAME, FILES]
@@ -175,122 +177,28 @@ def assigned(children: Iterable[tuple[bytes, Any]], taken: Iterable[bytes] = ())
 # --- the trees of a record ---------------------------------------------------------------------------------
 
 
-class Walker:
-    """Walks one domain of a record; what it lists it also looks up."""
+VIEWS = {BY_EXTENSION: View(), BY_NAME: View(names="full"), FILES: View("files")}
 
-    def __init__(self, one: Record, domain: int) -> None:
-        self.record, self.domain = one, domain
-        self.aliases = one.aliases[domain]
 
-    def tree(self, where: int = TOP) -> Tree:
-        """Shown name -> tree of a directory, or member. Asserts that names are unique and found."""
-        tree: Tree = {}
-        directories = 0
-        for child in self.children(where):
-            name = self.shown(child)
-            assert name not in tree
-            assert self.find(where, name) == child
-            directories += kind_of(child) != MEMBER
-            tree[name] = index_of(child) if kind_of(child) == MEMBER else self.tree(child)
-        if kind_of(where) == FOLDER and self.domain != FILES:
-            assert self.record.count_directories(index_of(where)) == directories
-        assert self.find(where, b"no such name") is None
-        return tree
-
-    def children(self, where: int) -> Iterator[int]:
-        one, index = self.record, index_of(where)
-        if kind_of(where) == SAMPLE:
-            yield from (position(MEMBER, member) for member in one.entry_members(index))
-            return
-        for folder in one.child_folders(index):
-            assert one.folder_parent[folder] == index
-            if self.domain == FILES or one.folder_flags[folder] & HAS_SAMPLES:
-                yield position(FOLDER, folder)
-        for entry in one.folder_entries(index):
-            assert one.folder_of(entry) == index
-            for member in one.entry_members(entry):
-                assert one.entry_of(member) == entry
-                if self.domain == FILES and one.link_target(member) is not None:
-                    yield position(MEMBER, member)
-            if self.domain != FILES and not one.entry_flags[entry] & (STRAY | TWIN):
-                yield position(SAMPLE, entry)
-        twin = None if self.domain == FILES else one.twin_sample(index)
-        if twin is not None:
-            assert one.twin_folder(twin) == index
-            assert one.entry_flags[twin] & TWIN
-            yield from (position(MEMBER, member) for member in one.entry_members(twin))
-
-    def plain(self, child: int) -> bytes:
-        one, index = self.record, index_of(child)
-        if kind_of(child) == FOLDER:
-            return one.folder_name[index]
-        if kind_of(child) == SAMPLE:
-            return one.entry_name[index]
-        entry = one.entry_of(index)
-        if one.entry_flags[entry] & STRAY:
-            return one.entry_name[entry]
-        extension = one.extension(index)
-        return extension if self.domain == BY_EXTENSION else one.entry_name[entry] + b"." + extension
-
-    def shown(self, child: int) -> bytes:
-        alias = None if self.aliases is None else self.aliases.of(child)
-        assert alias is None or alias != self.plain(child)
-        return self.plain(child) if alias is None else alias
-
-    def crc(self, where: int, name: bytes) -> int:
-        """The checksum of the path of a shown name: the plain path of its directory, a slash, the name."""
-        one, index = self.record, index_of(where)
-        if kind_of(where) == FOLDER:
-            path = one.folder_path(index)
-            assert one.crc_below(index, name) == zlib.crc32(path + b"/" + name if index else name)
-            return one.crc_below(index, name)
-        return zlib.crc32(one.entry_path(index) + b"/" + name)
-
-    def find(self, where: int, name: bytes) -> int | None:
-        if self.aliases is not None:
-            found = self.aliases.find(self.crc(where, name), where, name)
-            if found is not None:
-                return found
-        found_plain = [child for child in self.find_plain(where, name) if self.shown(child) == name]
-        assert len(found_plain) <= 1
-        return found_plain[0] if found_plain else None
-
-    def find_plain(self, where: int, name: bytes) -> Iterator[int]:
-        one, index = self.record, index_of(where)
-        if kind_of(where) == SAMPLE:
-            yield from self.find_files(index, name)
-            return
-        crc = self.crc(where, name)
-        folder = one.find_folder(index, name, crc)
-        if folder is not None:
-            assert one.find_path(one.folder_path(folder)) is not None
-            if self.domain == FILES or one.folder_flags[folder] & HAS_SAMPLES:
-                yield position(FOLDER, folder)
-        for entry in one.find_entries(index, name, crc):
-            flags = one.entry_flags[entry]
-            if self.domain != FILES and not flags & (STRAY | TWIN):
-                yield position(SAMPLE, entry)
-            elif self.domain == FILES and flags & STRAY:
-                members = one.entry_members(entry)
-                assert len(members) == 1
-                if one.link_target(members[0]) is not None:
-                    yield position(MEMBER, members[0])
-        twin = one.twin_sample(index)
-        if self.domain != FILES and twin is not None:
-            yield from self.find_files(twin, name)
-        stem = name.partition(b".")[0]
-        if self.domain == FILES and stem != name:
-            for entry in one.find_entries(index, stem, self.crc(where, stem)):
-                if not one.entry_flags[entry] & STRAY:
-                    yield from self.find_files(entry, name)
-
-    def find_files(self, entry: int, name: bytes) -> Iterator[int]:
-        if self.domain != BY_EXTENSION:
-            stem = self.record.entry_name[entry] + b"."
-            if not name.startswith(stem):
-                return
-            name = name[len(stem) :]
-        yield from (position(MEMBER, member) for member in self.record.find_members(entry, name))
+def tree_of(one: Record, domain: int, where: int = TOP) -> Tree:
+    """Return shown name -> tree of a directory, or member. What is listed is also looked up."""
+    shown = ShownNames(VIEWS[domain])
+    tree: Tree = {}
+    directories = 0
+    for child in shown.children(one, where, 0):
+        name = shown.shown(one, child)
+        assert name not in tree
+        assert shown.find(one, where, name) == child
+        assert shown.holder(one, child) == where
+        directories += kind_of(child) != MEMBER
+        tree[name] = index_of(child) if kind_of(child) == MEMBER else tree_of(one, domain, child)
+    if kind_of(where) == FOLDER:
+        folder, path = index_of(where), one.folder_path(index_of(where))
+        assert folder == 0 or one.find_path(path) == folder
+        assert one.crc_below(folder, b"x") == zlib.crc32(path + b"/x" if folder else b"x")
+        assert domain == FILES or one.count_directories(folder) == directories
+    assert shown.find(one, where, b"no such name") is None
+    return tree
 
 
 def walk(one: Record, domain: int, listed: list[Listed]) -> Tree:
@@ -303,7 +211,7 @@ def walk(one: Record, domain: int, listed: list[Listed]) -> Tree:
             for name, value in tree.items()
         }
 
-    return placed(Walker(one, domain).tree())
+    return placed(tree_of(one, domain))
 
 
 def flat(tree: Tree, path: bytes = b"") -> dict[bytes, int]:
@@ -426,7 +334,7 @@ def test_odd_cases(case: str) -> None:
     one = make(tar)
     contents: dict[bytes, bytes | None] = {}
     with tars.opened(tar) as fd:
-        for path, member in flat(Walker(one, FILES).tree()).items():
+        for path, member in flat(tree_of(one, FILES)).items():
             assert (one.symlink(member), one.link_count(one.link_target(member) or 0) > 0) == (None, True)
             try:
                 contents[path] = content_of(fd, one, member)
@@ -487,18 +395,11 @@ def test_samples_as_webdataset_reads_them(member_names: list[str], kind: str) ->
     assert as_webdataset(samples_of(tar)) == tars.by_webdataset(tar)
 
 
-def test_differences_from_webdataset() -> None:
-    """A hidden file does not end a sample."""
-    tar = built([(name, tars.FILE, b"") for name in (b"d/a.x", b"d/.h", b"d/a.y")])
-    assert [key for key, _ in samples_of(tar)] == [b"d/a"]
-    assert [sample["__key__"] for sample in tars.by_webdataset(tar, hidden=True)] == ["d/a", "d/", "d/a"]
-
-
 # --- links, sparse files, times, sizes ---------------------------------------------------------------------
 
 
 def files_of(one: Record) -> dict[bytes, int]:
-    return flat(Walker(one, FILES).tree())
+    return flat(tree_of(one, FILES))
 
 
 def test_hard_links() -> None:
@@ -523,7 +424,7 @@ def test_hard_links() -> None:
     assert one.member(target).mtime_ns == 9_000_000_000
     assert one.has_links
     assert [bool(one.entry_flags[one.entry_of(files[n])] & LINK) for n in (b"one", b"d/a.bin")] == [True, False]
-    assert list(flat(Walker(one, BY_EXTENSION).tree())) == [b"d/a/bin", b"d/a/bin~2", b"d/a/bin~3"]
+    assert list(flat(tree_of(one, BY_EXTENSION))) == [b"d/a/bin", b"d/a/bin~2", b"d/a/bin~3"]
 
 
 def test_dangling_hard_links() -> None:
@@ -615,17 +516,6 @@ def test_members_over_4_gib(tmp_path: Any, by_pax: bool) -> None:
 # --- size and speed of shards ------------------------------------------------------------------------------
 
 
-def test_many_extensions() -> None:
-    """A sample may have 10,000 extensions."""
-    extensions = [b"%05d" % number for number in range(10_000)]
-    one = make(tars.tar(*(tars.member(b"a." + extension) for extension in extensions)))
-    assert (one.samples, one.members, one.entries) == (1, 10_000, 1)
-    assert [one.extension(member) for member in one.entry_members(0)] == extensions
-    for number in (0, 1, 9_999):
-        assert one.find_members(0, extensions[number]) == [number]
-    assert one.find_members(0, b"x") == []
-
-
 @pytest.fixture(scope="module")
 def large() -> bytes:
     """The record of 60,000 samples of 2 members."""
@@ -647,15 +537,15 @@ def test_many_samples(large: bytes) -> None:
     one = Record(large)
     assert (one.samples, one.members, one.folders, one.problems) == (60_000, 120_000, 61, [])
     assert one.aliases == [None, None, None]
-    walker = Walker(one, BY_EXTENSION)
+    shown = ShownNames(View())
     for number in (0, 999, 1000, 23_456, 59_999):
         where: int | None = TOP
         for name in (b"%04d" % (number // 1000), b"%06d" % number, b"cls"):
             assert where is not None
-            where = walker.find(where, name)
+            where = shown.find(one, where, name)
         assert where is not None
         assert one.member(index_of(where)).data == (2 * number + 1) * BLOCK + BLOCK
-    assert walker.find(TOP, b"0060") is None
+    assert shown.find(one, TOP, b"0060") is None
 
 
 def test_records_are_small(large: bytes) -> None:

@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import random
+import re
 import resource
 import shutil
 import signal
@@ -113,16 +114,33 @@ def test_keys_and_values_are_as_format_md_says(tmp_path: Path) -> None:
     assert zlib.crc32(values[table][20:]) == int.from_bytes(values[table][16:20], "little")
 
 
-def test_a_new_index_knows_nothing_and_tells_what_it_learns(tmp_path: Path) -> None:
-    shards = sets.make(tmp_path / "shards", 3)
+def test_a_new_index_knows_nothing_and_tells_what_it_learns(tmp_path: Path, shards: list[Shard]) -> None:
+    """Its directory is made. A damaged shard has a record of what is intact. Any executor can do the work."""
+    sets.path_of(shards[1]).write_bytes(sets.content(1)[: 5 * 512 + 100])
     told: dict[Shard, Summary | None] = {}
-    with opened(tmp_path / "index") as index:
+    with ThreadPoolExecutor(2) as executor, opened(tmp_path / "a/b/index") as index:
         assert index.summary(shards[0].path) is None
         assert index.record(shards[0].path, Fingerprint.at(shards[0].path)) is None
         sizes = [len(sets.path_of(one).read_bytes()) for one in shards]
         assert list(index.stale(shards)) == list(zip(shards, sizes, strict=True))
-        index.refresh(shards, on_done=lambda one, summary, error: told.update({one: summary}))
+        workers = Workers.of(executor)
+        index.refresh(shards, on_done=lambda one, summary, error: told.update({one: summary}), workers=workers)
         assert told == {one: sets.right_summary(one) for one in shards}
+        summary = index.summary(shards[1].path)
+        assert summary is not None
+        assert (summary.problems, summary.members) == (1, 3)
+        sets.check(index, shards)
+    assert data_of(tmp_path / "a/b/index").stat().st_mode & 0o777 == 0o600
+
+
+def test_the_environment_names_the_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for name, place in (("relative", "relative"), ("", "cache/wdsfs")):
+        monkeypatch.setenv("WDSFS_INDEX_DIR", name)
+        index = open_index()
+        index.close()
+        assert index.directory == tmp_path / place  # absolute: a daemon changes its directory
 
 
 def _touch(path: Path) -> None:
@@ -198,31 +216,12 @@ def test_missing_and_unreadable_shards_are_told_and_the_others_are_indexed(tmp_p
     with opened(tmp_path / "index") as index:
         assert next(index.stale(shards)) == (shards[0], 0)
         index.refresh(shards, on_done=lambda one, summary, error: errors.update({one.name: error}))
-        expected = {
-            "s0": "no such shard",
-            "s1": "not a regular file",
-            "s2": "not a regular file",
-            "s3": "symbolic links",
-        }
-        for name, text in expected.items():
-            error = errors[name.encode()]
-            assert error is not None
-            assert text in error
-            assert f"/{name}.tar: " in error
+        reasons = ("no such shard", "not a regular file", "not a regular file", "symbolic links")
+        for number, reason in enumerate(reasons):
+            assert re.search(f"/s{number}.tar: .*{reason}", errors[b"s%d" % number] or "")
         assert errors[b"s4"] is None
         sets.check(index, [sets.at(whole)])
         assert {one.name for one, _ in index.stale(shards)} == {b"s0", b"s1", b"s2", b"s3"}
-
-
-def test_a_damaged_shard_has_a_record_of_what_is_intact(tmp_path: Path) -> None:
-    path = tmp_path / "cut.tar"
-    path.write_bytes(sets.content(1)[: 5 * 512 + 100])
-    with opened(tmp_path / "index") as index:
-        index.refresh([sets.at(path)])
-        summary = index.summary(os.fsencode(path))
-        assert summary is not None
-        assert (summary.problems, summary.members) == (1, 3)
-        sets.check(index, [sets.at(path)])
 
 
 def test_times_out_of_the_reach_of_64_bits(tmp_path: Path) -> None:
@@ -276,27 +275,21 @@ def _writing(path: Path, times: int) -> Callable[..., bytes]:
 
 
 def test_a_shard_that_is_written_meanwhile_is_read_until_it_is_quiet(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shards: list[Shard], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    [shard] = sets.make(tmp_path, 1)
+    """Or given up, if that takes too long."""
+    path = shards[0].path
     monkeypatch.setattr(record_of_file, "PAUSE_SECONDS", 0.0)
-    monkeypatch.setattr(record_builder, "build", _writing(sets.path_of(shard), 3))
-    built = Record(build_file(shard.path))
-    assert built.fingerprint == Fingerprint.at(shard.path)
+    monkeypatch.setattr(record_builder, "build", _writing(sets.path_of(shards[0]), 3))
+    built = Record(build_file(path))
+    assert built.fingerprint == Fingerprint.at(path)
     assert {b"late1", b"late2", b"late3"} < {key for key, _, _ in sets.listing(built)}
-
-
-def test_a_shard_that_is_written_all_the_time_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shards = sets.make(tmp_path / "shards", 2)
+    monkeypatch.undo()
     monkeypatch.setattr(record_of_file, "PATIENCE_SECONDS", 0.0)
     monkeypatch.setattr(record_of_file, "PAUSE_SECONDS", 0.0)
     monkeypatch.setattr(record_builder, "build", _writing(sets.path_of(shards[0]), 1000))
     with pytest.raises(UnreadableShard, match=r"s0\.tar: is being written"):
-        build_file(shards[0].path)
-    monkeypatch.undo()
-    with opened(tmp_path / "index") as index:
-        assert refresh(index, shards) == [b"s0", b"s1"]
-        sets.check(index, shards)
+        build_file(path)
 
 
 @pytest.mark.parametrize(
@@ -589,34 +582,7 @@ def test_an_index_that_cannot_be_opened_again_gives_a_temporary_one(directory: P
         directory.unlink()
 
 
-def test_any_executor_can_do_the_work(tmp_path: Path) -> None:
-    shards = sets.make(tmp_path / "shards", 9)
-    with ThreadPoolExecutor(2) as executor, opened(tmp_path / "index") as index:
-        index.refresh(shards, 2, workers=Workers.of(executor))
-        sets.check(index, shards)
-
-
 # --- the directory ----------------------------------------------------------------------------------------
-
-
-def test_a_missing_directory_is_made(tmp_path: Path) -> None:
-    shards = sets.make(tmp_path / "shards", 1)
-    with opened(tmp_path / "a" / "b" / "index") as index:
-        index.refresh(shards)
-    assert data_of(tmp_path / "a" / "b" / "index").stat().st_mode & 0o777 == 0o600
-
-
-def test_the_environment_names_the_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("WDSFS_INDEX_DIR", "relative")
-    index = open_index()
-    index.close()
-    assert index.directory == tmp_path / "relative"  # absolute: a daemon changes its directory
-    monkeypatch.delenv("WDSFS_INDEX_DIR")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    index = open_index()
-    index.close()
-    assert index.directory == tmp_path / "cache" / "wdsfs"
 
 
 SPOILED: dict[str, Callable[[Path], object]] = {
@@ -678,16 +644,13 @@ def test_no_descriptor_is_left_open(directory: Path, shards: list[Shard]) -> Non
         build_file(shards[0].path)
         with contextlib.suppress(ShardError):
             build_file(b"/nowhere")
-    assert descriptors() - before == set()
     data_of(directory).write_bytes(b"nonsense" * 10_000)
     with opened(directory, "is rebuilt"):
         pass
-    assert descriptors() - before == set()
     data_of(directory).unlink()
     data_of(directory).mkdir()
     with opened(directory, "temporary"):
         pass
-    assert descriptors() - before == set()
     with pytest.raises(UnreadableShard):
         build_file(os.fsencode(directory))
     assert descriptors() - before == set()
@@ -1173,13 +1136,7 @@ def test_prune_drops_what_is_gone_and_nothing_else(directory: Path, shards: list
 
 
 def fingerprints_of(shards: list[Shard]) -> list[Fingerprint]:
-    found = []
-    for one in shards:
-        try:
-            found.append(Fingerprint.at(one.path))
-        except ShardError:
-            found.append(GONE)
-    return found
+    return [Fingerprint.at(one.path) for one in shards]
 
 
 def table_of(index: Index, shards: list[Shard], now: list[Fingerprint] | None = None) -> bytes:

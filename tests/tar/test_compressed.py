@@ -8,6 +8,7 @@ import fcntl
 import gzip
 import hashlib
 import io
+import itertools
 import json
 import lzma
 import multiprocessing
@@ -327,6 +328,7 @@ def test_without_a_copy_damage_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
         ),  # no checksum vouches for a byte
         (WHOLE["gz"], 80, "compressed", "a.tar"),  # served, and told
     ],
+    ids=itertools.count(),
 )
 def test_what_is_no_whole_tar(tmp_path: Path, content: bytes, members: int, kind: str, name: str) -> None:
     path = write(tmp_path / name, content).path
