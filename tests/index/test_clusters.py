@@ -142,22 +142,11 @@ def test_dask(home: Path) -> None:
     need_tool("distributed")
     [port] = free_ports(1)
     address = f"tcp://127.0.0.1:{port}"
-    scheduler = ("dask", "scheduler", "--host", "127.0.0.1", "--port", port, "--no-dashboard", "--no-show")
-    worker = (
-        "dask",
-        "worker",
-        address,
-        "--nworkers",
-        2,
-        "--nthreads",
-        1,
-        "--no-dashboard",
-        "--local-directory",
-        home,
-    )
+    scheduler = f"scheduler --host 127.0.0.1 --port {port} --no-dashboard --no-show"
+    worker = f"worker {address} --nworkers 2 --nthreads 1 --no-dashboard --local-directory {home}"
     with contextlib.ExitStack() as stack:
         for command in (scheduler, worker):
-            stack.enter_context(running(home, TOOLS / "bin" / "dask", *map(str, command[1:])))
+            stack.enter_context(running(home, TOOLS / "bin" / "dask", *command.split()))
         wait_until(lambda: listens(port), "the scheduler")
         said = drive(home, f"dask:{address}", "deadly")
     assert "Traceback" not in said
@@ -168,11 +157,11 @@ def test_dask(home: Path) -> None:
 def test_ray(home: Path) -> None:
     need_tool("ray")
     port, *ports = free_ports(1 + len(RAY_PORTS))
-    start = ("start", "--head", "--block", "--node-ip-address", "127.0.0.1", "--port", port, "--num-cpus", 2)
+    start = f"start --head --block --node-ip-address 127.0.0.1 --port {port} --num-cpus 2 --disable-usage-stats"
     own_ports = (f"--{name}-port={number}" for name, number in zip(RAY_PORTS, ports, strict=True))
-    more = ("--include-dashboard=false", "--disable-usage-stats", "--object-store-memory", 100_000_000)
+    more = ("--include-dashboard=false", "--object-store-memory=100000000", "--temp-dir")
     # Its sockets lie deep, and their paths must not be longer than 107 bytes.
-    command = (TOOLS / "bin" / "ray", *map(str, (*start, *own_ports, *more)), "--temp-dir")
+    command = (TOOLS / "bin" / "ray", *start.split(), *own_ports, *more)
     with tempfile.TemporaryDirectory(prefix="wdsfs-ray-") as short, running(home, *command, short):
         wait_until(lambda: listens(port), "Ray")
         # It listens before it can answer, and whoever asks gives up after five seconds.

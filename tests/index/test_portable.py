@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -11,7 +12,7 @@ import re
 import shutil
 import struct
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -55,11 +56,13 @@ def write(directory: Path, shards: list[Shard], name: str = "set.wdsidx") -> Pat
     return directory / name
 
 
-def opened(home: Path, shards: list[Shard]) -> Index:
+@contextlib.contextmanager
+def opened(home: Path, shards: list[Shard]) -> Iterator[Index]:
     """An index that knows nothing, with what is beside the shards."""
     index = open_index(home)
     index.portables = attached(shards)
-    return index
+    yield index
+    index.close()
 
 
 def built(index: Index, shards: list[Shard]) -> list[bytes]:
@@ -159,33 +162,31 @@ def test_a_set_is_used_from_the_file_without_being_read(tmp_path: Path, caplog: 
     file = write(tmp_path / "a", sets.make(tmp_path / "a", 3))
     shards = expand([str(file)])
     assert [one.name for one in shards] == [b"s0", b"s1", b"s2"]
-    index = opened(tmp_path / "new", shards)
-    assert list(index.stale(shards, Needed.USABLE)) == []
-    for one in shards:
-        now = Fingerprint.at(one.path)
-        assert index.summary(one.key, now) == sets.right_summary(one)
-        record = index.record(one.key, now)
-        assert record is not None
-        assert record.moved is None
-        assert record.fingerprint == now
-        assert sets.listing(record) == sets.listing(Record(build_file(one.path)))
-        assert index.packed(one.key, now) is None, "nothing is copied"
-    assert content(index, shards) == true_content(shards)
-    index.close()
+    with opened(tmp_path / "new", shards) as index:
+        assert list(index.stale(shards, Needed.USABLE)) == []
+        for one in shards:
+            now = Fingerprint.at(one.path)
+            assert index.summary(one.key, now) == sets.right_summary(one)
+            record = index.record(one.key, now)
+            assert record is not None
+            assert record.moved is None
+            assert record.fingerprint == now
+            assert sets.listing(record) == sets.listing(Record(build_file(one.path)))
+            assert index.packed(one.key, now) is None, "nothing is copied"
+        assert content(index, shards) == true_content(shards)
     assert caplog.messages == []
 
 
 def test_shards_without_their_times_are_known_by_their_headers(tmp_path: Path) -> None:
     write(tmp_path / "a", sets.make(tmp_path / "a", 3))
     shards = moved(tmp_path / "a", tmp_path / "b", touched)
-    index = opened(tmp_path / "new", shards)
-    assert list(index.stale(shards, Needed.USABLE)) == []
-    assert len(list(index.stale(shards, Needed.PROVABLE))) == 3, "what only headers show is not passed on"
-    assert content(index, shards) == true_content(shards)
-    record = index.record(shards[0].key, Fingerprint.at(shards[0].path))
-    assert record is not None
-    assert record.moved == set()
-    index.close()
+    with opened(tmp_path / "new", shards) as index:
+        assert list(index.stale(shards, Needed.USABLE)) == []
+        assert len(list(index.stale(shards, Needed.PROVABLE))) == 3, "what only headers show is not passed on"
+        assert content(index, shards) == true_content(shards)
+        record = index.record(shards[0].key, Fingerprint.at(shards[0].path))
+        assert record is not None
+        assert record.moved == set()
 
 
 def twin(data: bytes) -> bytes:
@@ -206,20 +207,19 @@ def test_another_shard_of_its_size_gives_no_wrong_byte(tmp_path: Path, monkeypat
     path = sets.path_of(shards[0])
     path.write_bytes(twin(path.read_bytes()))
     os.utime(path, ns=(DAY, DAY))
-    index = opened(tmp_path / "new", shards)
-    assert built(index, shards) == [b"s0"]
-    index.close()
+    with opened(tmp_path / "new", shards) as index:
+        assert built(index, shards) == [b"s0"]
     monkeypatch.setattr(portable, "_spread", lambda members: range(0))
-    index = opened(tmp_path / "new2", shards)
-    assert built(index, shards) == []
-    below = ShardSet(shards, index)
-    members = indexed(below.record, 0).members
-    with pytest.raises(StaleShard, match="another of its size"):
-        [below.content(0, below.tag(0), member) for member in range(members)]
-    with pytest.raises(NotIndexed):
-        below.record(0)
-    assert content(index, shards) == true_content(shards)
-    below.close()
+    with opened(tmp_path / "new2", shards) as index:
+        assert built(index, shards) == []
+        below = ShardSet(shards, index)
+        members = indexed(below.record, 0).members
+        with pytest.raises(StaleShard, match="another of its size"):
+            [below.content(0, below.tag(0), member) for member in range(members)]
+        with pytest.raises(NotIndexed):
+            below.record(0)
+        assert content(index, shards) == true_content(shards)
+        below.release()
 
 
 def test_what_has_changed_is_indexed_with_one_line(tmp_path: Path) -> None:
@@ -228,15 +228,14 @@ def test_what_has_changed_is_indexed_with_one_line(tmp_path: Path) -> None:
     file = write(home, shards)
     for number in (1, 4):
         sets.path_of(shards[number]).write_bytes(sets.content(number, samples=9))
-    index = opened(tmp_path / "new", shards)
-    stale = [one for one, _ in index.stale(shards)]
-    assert [one.name for one in stale] == [b"s1", b"s4"]
-    [line] = index.portables.remarks(stale)
-    assert all(text in line for text in ("2 of its 6", f"{home}/s1.tar, {home}/s4.tar", f"--update {file}"))
-    index.refresh(stale)
-    assert list(index.stale(shards)) == []
-    assert content(index, shards) == true_content(shards)
-    index.close()
+    with opened(tmp_path / "new", shards) as index:
+        stale = [one for one, _ in index.stale(shards)]
+        assert [one.name for one in stale] == [b"s1", b"s4"]
+        [line] = index.portables.remarks(stale)
+        assert all(text in line for text in ("2 of its 6", f"{home}/s1.tar, {home}/s4.tar", f"--update {file}"))
+        index.refresh(stale)
+        assert list(index.stale(shards)) == []
+        assert content(index, shards) == true_content(shards)
 
 
 def test_an_update_shares_old_records_and_leaves_readers_theirs(tmp_path: Path) -> None:
@@ -244,21 +243,19 @@ def test_an_update_shares_old_records_and_leaves_readers_theirs(tmp_path: Path) 
     shards = sets.make(home, 5)
     file = write(home, shards)
     before = file.read_bytes()
-    reader = opened(tmp_path / "reader", shards)
-    old = [reader.record(one.key, Fingerprint.at(one.path)) for one in shards]
-    listings = [sets.listing(one) for one in old if one is not None]
-    sets.path_of(shards[2]).write_bytes(sets.content(2, samples=7))
-    (home / "s5.tar").write_bytes(sets.content(5))
-    now = [*shards, sets.at(home / "s5.tar")]
-    shutil.rmtree(home / "made")
-    write(home, now)
-    assert file.read_bytes() != before
-    assert [sets.listing(one) for one in old if one is not None] == listings
-    reader.close()
-    index = opened(tmp_path / "new", now)
-    assert list(index.stale(now, Needed.USABLE)) == []
-    assert content(index, now) == true_content(now)
-    index.close()
+    with opened(tmp_path / "reader", shards) as reader:
+        old = [reader.record(one.key, Fingerprint.at(one.path)) for one in shards]
+        listings = [sets.listing(one) for one in old if one is not None]
+        sets.path_of(shards[2]).write_bytes(sets.content(2, samples=7))
+        (home / "s5.tar").write_bytes(sets.content(5))
+        now = [*shards, sets.at(home / "s5.tar")]
+        shutil.rmtree(home / "made")
+        write(home, now)
+        assert file.read_bytes() != before
+        assert [sets.listing(one) for one in old if one is not None] == listings
+    with opened(tmp_path / "new", now) as index:
+        assert list(index.stale(now, Needed.USABLE)) == []
+        assert content(index, now) == true_content(now)
     updated = file.read_bytes()
     file.unlink()
     assert write(home, now).read_bytes() == updated, "as one that is made anew"
@@ -268,37 +265,34 @@ def test_one_that_others_could_have_written_is_copied_not_mapped(tmp_path: Path)
     file = write(tmp_path / "a", sets.make(tmp_path / "a", 2))
     os.link(file, tmp_path / "another name")
     shards = expand([str(file)])
-    index = opened(tmp_path / "new", shards)
-    assert list(index.stale(shards)) == []
-    assert len(list(index.stale(shards, Needed.USABLE))) == 2
-    now = Fingerprint.at(shards[0].path)
-    assert index.record(shards[0].key, now) is None
-    assert content(index, shards) == true_content(shards)
-    assert index.packed(shards[0].key, now) is not None
-    index.portables = portable.Portables()
-    sets.check(index, shards)
-    index.close()
+    with opened(tmp_path / "new", shards) as index:
+        assert list(index.stale(shards)) == []
+        assert len(list(index.stale(shards, Needed.USABLE))) == 2
+        now = Fingerprint.at(shards[0].path)
+        assert index.record(shards[0].key, now) is None
+        assert content(index, shards) == true_content(shards)
+        assert index.packed(shards[0].key, now) is not None
+        index.portables = portable.Portables()
+        sets.check(index, shards)
 
 
 def test_one_that_is_written_over_is_dropped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = write(tmp_path / "a", sets.make(tmp_path / "a", 2))
     shards = expand([str(file)])
-    index = opened(tmp_path / "new", shards)
-    with open(file, "r+b") as opened_file:
-        opened_file.truncate(100)
-    assert index.record(shards[0].key, Fingerprint.at(shards[0].path)) is None
-    assert content(index, shards) == true_content(shards)
-    assert "was changed in place" in caplog.text
-    index.close()
+    with opened(tmp_path / "new", shards) as index:
+        with open(file, "r+b") as opened_file:
+            opened_file.truncate(100)
+        assert index.record(shards[0].key, Fingerprint.at(shards[0].path)) is None
+        assert content(index, shards) == true_content(shards)
+        assert "was changed in place" in caplog.text
 
 
 def test_it_is_open_as_long_as_its_index(tmp_path: Path) -> None:
     write(tmp_path / "a", shards := sets.make(tmp_path / "a", 2))
     before = descriptors()
     for _ in range(2):
-        index = opened(tmp_path / "new", shards)
-        assert content(index, shards) == true_content(shards)
-        index.close()
+        with opened(tmp_path / "new", shards) as index:
+            assert content(index, shards) == true_content(shards)
         assert descriptors() == before
 
 
@@ -326,13 +320,11 @@ def test_further_files_and_other_readings(tmp_path: Path, monkeypatch: pytest.Mo
     other = file.rename(tmp_path / "b" / "x.wdsidx")
     assert attached(shards).files == []
     monkeypatch.setenv("WDSFS_INDEX_FILE", str(other))
-    index = opened(tmp_path / "new", shards)
-    assert list(index.stale(shards)) == []
-    index.close()
+    with opened(tmp_path / "new", shards) as index:
+        assert list(index.stale(shards)) == []
     otherwise = expand([str(tmp_path / "a")], reading=Reading(ignore_zeros=True))
-    index = opened(tmp_path / "new2", otherwise)
-    assert len(list(index.stale(otherwise))) == 2
-    index.close()
+    with opened(tmp_path / "new2", otherwise) as index:
+        assert len(list(index.stale(otherwise))) == 2
 
 
 def test_where_the_shards_are(tmp_path: Path) -> None:
@@ -473,15 +465,14 @@ def test_a_row_that_disagrees_with_its_record(
     data = file.read_bytes()
     changed = portable_head.head_of(rows, "", RECORD.version, PLAIN, len(data))
     replaced(file, changed + data[len(changed) :])
-    index = opened(tmp_path / "new", shards)
-    below = ShardSet(shards, index)
-    assert [path for path, _, _ in below.known_damage()] == []
-    assert sets.listing(indexed(below.record, 0)) == listing
-    assert (list(below.damaged()), list(below.known_damage())) == ([], [])
-    assert "is damaged" in caplog.text
-    assert f"wdsfs index --update {file}" in caplog.text
-    below.release()
-    index.close()
+    with opened(tmp_path / "new", shards) as index:
+        below = ShardSet(shards, index)
+        assert [path for path, _, _ in below.known_damage()] == []
+        assert sets.listing(indexed(below.record, 0)) == listing
+        assert (list(below.damaged()), list(below.known_damage())) == ([], [])
+        assert "is damaged" in caplog.text
+        assert f"wdsfs index --update {file}" in caplog.text
+        below.release()
 
 
 def test_every_bit_that_turns_is_noticed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -630,21 +621,20 @@ def test_shards_of_a_list_with_etags_are_taken_for_its_objects(
     DOOR.close()
     monkeypatch.setattr(FetcherClient, "stat", lambda *_: pytest.fail("a store was asked"))
     shards = expand([str(file)])
-    index = opened(tmp_path / "index", shards)
-    with monkeypatch.context() as unread:
-        unread.setattr(IndexFile, "row", lambda *_: pytest.fail("a row was read"))
+    with opened(tmp_path / "index", shards) as index:
+        with monkeypatch.context() as unread:
+            unread.setattr(IndexFile, "row", lambda *_: pytest.fail("a row was read"))
+            assert list(index.stale(shards)) == []
+            assert index.no_tars(shards) == {}
+        assert DOOR.look(shards[7].path) == Pin(9, 10**9, '"7"', "").fingerprint("http://127.0.0.1:9/set/x-7.tar")
         assert list(index.stale(shards)) == []
-        assert index.no_tars(shards) == {}
-    assert DOOR.look(shards[7].path) == Pin(9, 10**9, '"7"', "").fingerprint("http://127.0.0.1:9/set/x-7.tar")
-    assert list(index.stale(shards)) == []
-    # What is known of an object counts more than the list: a later one, or none.
-    object_cache.cache().keep_pin(os.fsdecode(shards[8].path), Pin(9, 10**9, '"later"', ""))
-    remote = DOOR.remote
-    assert isinstance(remote, RemoteShards)
-    remote._forget_pin(shards[9].path)
-    assert DOOR.look(shards[8].path) == Pin(9, 10**9, '"later"', "").fingerprint(os.fsdecode(shards[8].path))
-    assert remote._known_pin(shards[9].path) is None
-    index.close()
+        # What is known of an object counts more than the list: a later one, or none.
+        object_cache.cache().keep_pin(os.fsdecode(shards[8].path), Pin(9, 10**9, '"later"', ""))
+        remote = DOOR.remote
+        assert isinstance(remote, RemoteShards)
+        remote._forget_pin(shards[9].path)
+        assert DOOR.look(shards[8].path) == Pin(9, 10**9, '"later"', "").fingerprint(os.fsdecode(shards[8].path))
+        assert remote._known_pin(shards[9].path) is None
     DOOR.close()
 
 
@@ -675,6 +665,5 @@ def test_a_shard_that_is_gone_is_an_error(tmp_path: Path, caplog: pytest.LogCapt
     with pytest.raises(Exception, match="missing"):
         expand([str(file)])
     assert len(expand([str(file)], allow_missing=True)) == 2
-    index = opened(tmp_path / "new", shards)
-    assert index.portables.same(shards[0].key, GONE) is None
-    index.close()
+    with opened(tmp_path / "new", shards) as index:
+        assert index.portables.same(shards[0].key, GONE) is None
