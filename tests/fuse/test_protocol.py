@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests import wire
 from wdsfs.fuse import protocol
 from wdsfs.fuse.protocol import Attributes, Kernel, Request
-from wdsfs.tree.tree import AT_PARENT, AT_SELF
+from wdsfs.tree.tree import AT_PARENT, AT_SELF, ListingRun
 
 NUMBER = st.integers(0, (1 << 64) - 1)
 SMALL = st.integers(0, (1 << 32) - 1)
@@ -271,13 +271,14 @@ def test_lines_in_columns_are_lines(files: list[tuple[bytes, int]], mtime_ns: in
     names, sizes = [name for name, _ in files], np.array([size for _, size in files], np.int64)
     sizes = sizes.astype(np.min_scalar_type(sizes.max(initial=0)))
     times = np.full(len(files), mtime_ns) + np.arange(len(files))
-    like = (7, 0, 0, 0, 0, 0, 0, 0, 0, 0o100444, 1, 12, 34, 0, 4096, 0)
+    common = (0o100444, 1, 12, 34, 0, 4096, 0)
     expected = b""
     for at, (name, size) in enumerate(files):
         seconds, ns = divmod(mtime_ns + at, 10**9)
-        attributes = (7 + at, size, (size + 511) // 512, *(seconds,) * 3, *(ns,) * 3, *like[9:])
+        attributes = (7 + at, size, (size + 511) // 512, *(seconds,) * 3, *(ns,) * 3, *common)
         line = protocol.line_plus(name, 100 + at, 3600, 3600, attributes)
         if len(expected) + len(line) > room:
             break
         expected += line
-    assert protocol.lines_plus(names, sizes, times, 7, 100, like, 3600, 3600, room) == expected
+    run = ListingRun(names, 7, 100, 0, 0, sizes, times)
+    assert protocol.lines_plus(run, common, 3600, room) == expected

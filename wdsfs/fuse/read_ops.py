@@ -24,7 +24,7 @@ from wdsfs.fuse import protocol
 from wdsfs.fuse.counters import KINDS, Board, Slot
 from wdsfs.fuse.fuse_device import Handler, Reply
 from wdsfs.fuse.lister import FLAG as LISTER_FLAG
-from wdsfs.fuse.protocol import Attributes, Request
+from wdsfs.fuse.protocol import Attributes, CommonAttributes, Request
 from wdsfs.inodes import FOLDER, NOT_HIDDEN, ROOT, SAMPLE, kind_of
 from wdsfs.log_lines import LoggedMessages
 from wdsfs.names import HIDDEN_DIRECTORY, NAME_MAX
@@ -227,11 +227,14 @@ class Operations(ABC, Generic[TreeKind]):
     def _attributes(self, node: Node) -> Attributes:
         inode, mode, links, size, mtime_ns = node[:5]
         seconds, ns = divmod(mtime_ns, 1_000_000_000)
-        owner = self.owner
         return (
             *(inode, size, (size + FRAGMENT - 1) // FRAGMENT, seconds, seconds, seconds, ns, ns, ns),
-            *(mode & ~owner.umask, links, owner.uid, owner.gid, 0, BLOCK_SIZE, 0),
+            *self._common_attributes(mode, links),
         )
+
+    def _common_attributes(self, mode: int, links: int) -> CommonAttributes:
+        owner = self.owner
+        return mode & ~owner.umask, links, owner.uid, owner.gid, 0, BLOCK_SIZE, 0
 
     def _entry(self, node: Node, timeout: int) -> bytes:
         return protocol.entry(timeout, attributes_timeout(node.inode), self._attributes(node))
@@ -385,11 +388,8 @@ class ReadOperations(Operations[LowerTree]):
         if not run.names:  # the end of a sample: it is asked for as often as samples are listed
             return b""
         first = protocol.self_and_parent(inode, run.parent) if run.parent else b""
-        return first + protocol.lines_plus(
-            *(run.names, run.sizes, run.mtimes_ns, run.inode, run.cursor),
-            self._attributes(Node(run.inode, run.mode, run.links, 0, 0)),
-            *(TIMEOUT_SECONDS, TIMEOUT_SECONDS, room - len(first)),
-        )
+        common = self._common_attributes(run.mode, run.links)
+        return first + protocol.lines_plus(run, common, TIMEOUT_SECONDS, room - len(first))
 
     def read(self, request: Request) -> Reply:
         reply = self._read(request, self.tree.content(request.node))
