@@ -1,4 +1,4 @@
-"""What the tests of the overlay share: a set of samples, and a writable tree over it."""
+"""What the tests of the overlay share: trees of every kind, and a writable tree over samples."""
 
 from __future__ import annotations
 
@@ -14,6 +14,12 @@ from wdsfs.tree.tree import LowerTree
 @pytest.fixture(scope="module")
 def samples() -> Iterator[LowerTree]:
     with a_set(*SETS["samples"]) as tree:
+        yield tree
+
+
+@pytest.fixture(scope="module", params=SETS)
+def tree(request: pytest.FixtureRequest) -> Iterator[LowerTree]:
+    with a_set(*SETS[request.param]) as tree:
         yield tree
 
 

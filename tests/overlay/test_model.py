@@ -10,7 +10,7 @@ import contextlib
 import errno
 import functools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -341,12 +341,6 @@ _SETTINGS = settings(
     derandomize="WDSFS_RANDOM" not in os.environ,  # set it to look for more
     suppress_health_check=list(HealthCheck),
 )
-
-
-@pytest.fixture(scope="module", params=list(SETS))
-def tree(request: pytest.FixtureRequest) -> Iterator[LowerTree]:
-    with a_set(*SETS[request.param]) as tree:
-        yield tree
 
 
 def check(tree: LowerTree, calls: type[SystemCalls] = SystemCalls, examples: int = 25) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -22,12 +22,6 @@ from wdsfs.overlay.upper_format import UpperNode
 from wdsfs.tree.tree import LowerTree
 
 Walk = dict[bytes, tuple[Any, ...]]
-
-
-@pytest.fixture(scope="module", params=SETS)
-def tree(request: pytest.FixtureRequest) -> Iterator[LowerTree]:
-    with a_set(*SETS[request.param]) as tree:
-        yield tree
 
 
 def restore(mount: Mount, *paths: bytes) -> list[tuple[int, bytes]]:

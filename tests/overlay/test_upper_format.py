@@ -111,13 +111,6 @@ def test_marks_of_an_overlayfs_mounted_by_hand_are_refused(tmp_path: Path, name:
         os.removexattr(tmp_path / place, name)
 
 
-@pytest.mark.parametrize("value", [b"", b"12", b"x:ff", b"12:xyz"])
-def test_an_origin_that_cannot_be_read_is_none(tmp_path: Path, value: bytes) -> None:
-    (tmp_path / "f").touch()
-    os.setxattr(tmp_path / "f", "user.wdsfs.origin", value)
-    assert loaded(tmp_path).children[b"f"].origin is None
-
-
 def test_an_upper_may_be_as_deep_as_it_likes() -> None:
     with fast_directory() as home:
         fd = os.open(home, os.O_RDONLY)
@@ -150,37 +143,23 @@ def test_settings_come_back(tmp_path: Path) -> None:
         read_settings(place)
 
 
-def test_an_overlay_is_held_once(tmp_path: Path) -> None:
-    place = OverlayDirectory(tmp_path)
-    fd = hold(place)
-    with pytest.raises(OverlayBusy, match=f"process {os.getpid()}"):
-        hold(place)
-    child = os.fork()
-    if not child:
-        os.read(0 if False else os.open("/dev/zero", os.O_RDONLY), 1)
-        os._exit(0)
-    os.waitpid(child, 0)
-    os.close(fd)
-    os.close(hold(place))
-
-
 @pytest.mark.parametrize(
     ("holder", "text"),
     [
-        # A number over the maximum.
-        ("4194305", r"daemon \(process 4194305\) has died.*`wdsfs umount MOUNTPOINT` ends them"),
-        ("1", "by process 1; only one mount"),
-        ("9" * 20, "in use by process 9+; only"),
-        ("", "in use; only one mount"),
+        (str(os.getpid()), f"process {os.getpid()}"),
+        ("4194305", "daemon .process 4194305. has died"),  # a number over the maximum: workers of it hold the lock
+        ("9" * 99, "in use by process 9+;"),
+        ("", "in use;"),
     ],
 )
-def test_who_holds_an_overlay(holder: str, text: str, tmp_path: Path) -> None:
-    """The daemon may be dead, and one of its workers may still hold the lock."""
-    fd = hold(OverlayDirectory(tmp_path))
+def test_an_overlay_is_held_once(holder: str, text: str, tmp_path: Path) -> None:
+    place = OverlayDirectory(tmp_path)
+    fd = hold(place)
     (tmp_path / "lock").write_text(holder)
     with pytest.raises(OverlayBusy, match=text):
-        hold(OverlayDirectory(tmp_path))
+        hold(place)
     os.close(fd)
+    os.close(hold(place))
 
 
 @pytest.fixture
@@ -260,6 +239,13 @@ def test_no_descriptor_is_left_open() -> None:
 
 # --- with the kernel
 
+
+def need_overlayfs() -> None:
+    probe = subprocess.run([*sets.in_own_mounts(), "grep", "-w", "overlay", "/proc/filesystems"], check=False)
+    if probe.returncode:
+        pytest.skip("the kernel has no overlayfs here")
+
+
 _OVERLAY = """
 import os, subprocess, sys
 sys.path.insert(0, sys.argv[2])
@@ -319,9 +305,7 @@ with a_set([[("a.x", b"ax"), ("a.y", b"ay"), ("d/b.x", b"dbx"), ("e/f.x", b"efx"
 @as_root
 def test_the_kernel_and_wdsfs_see_the_same_upper(tmp_path: Path) -> None:
     """Then the file system is made read-only: everything can be read, and writers get EROFS."""
-    probe = subprocess.run([*sets.in_own_mounts(), "grep", "-w", "overlay", "/proc/filesystems"], check=False)
-    if probe.returncode:
-        pytest.skip("the kernel has no overlayfs here")
+    need_overlayfs()
     sets.run(_OVERLAY, tmp_path, Path(__file__).parent.parent, wrapper=sets.in_own_mounts())
 
 
@@ -355,9 +339,7 @@ for name in ("up/plain", "two-disks", "bound"):
 @as_root
 def test_an_upper_that_could_be_written_and_not_read_is_refused(tmp_path: Path) -> None:
     """Files of an overlayfs over two disks have another device than its directories: no commit would take them."""
-    probe = subprocess.run([*sets.in_own_mounts(), "grep", "-w", "overlay", "/proc/filesystems"], check=False)
-    if probe.returncode:
-        pytest.skip("the kernel has no overlayfs here")
+    need_overlayfs()
     taken, layers, bound = sets.run(_PLACES, tmp_path, wrapper=sets.in_own_mounts()).splitlines()
     assert taken == "taken"
     assert f"the file system of {tmp_path}/two-disks cannot take an overlay" in layers

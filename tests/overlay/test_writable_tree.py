@@ -8,14 +8,14 @@ import itertools
 import os
 import random
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests import sets, tars
-from tests.overlay.test_model import SETS, Refusing, WithoutDevices
+from tests.overlay.test_model import Refusing, WithoutDevices
 from tests.packing.overlays import Set
 from tests.thorough import THOROUGH
 from tests.writables import MTIME, Members, Mount, a_set, check_whiteouts, fast_directory, shard
@@ -31,28 +31,7 @@ from wdsfs.tree.tree import LowerTree, View
 CALLS = [name for name in vars(SystemCalls) if not name.startswith("_")]
 
 
-@pytest.fixture(scope="module", params=["samples", "files", "merged"])
-def tree(request: pytest.FixtureRequest) -> Iterator[LowerTree]:
-    with a_set(*SETS[request.param]) as tree:
-        yield tree
-
-
 # --- what is seen
-
-
-@pytest.mark.parametrize("name", SETS)
-def test_places_of_an_inode_are_all_its_names(name: str) -> None:
-    """From an inode number back to every name, which a copy-up needs."""
-    with a_set(*SETS[name]) as tree:
-        places: dict[int, set[tuple[int, bytes]]] = {}
-        waiting = [ROOT]
-        while waiting:
-            inode = waiting.pop()
-            for entry in list(tree.listing(inode))[2:]:
-                places.setdefault(entry.node.inode, set()).add((inode, entry.name))
-                if stat.S_ISDIR(entry.node.mode):
-                    waiting.append(entry.node.inode)
-        assert places == {inode: set(tree.places(inode)) for inode in places}
 
 
 def test_a_copy_keeps_number_time_and_mode(mount: Mount) -> None:
@@ -303,7 +282,11 @@ def keep(mount: Mount) -> None:
             mount.write(path, b"!")
 
 
-def operations(x: bytes) -> dict[str, Callable[[Mount], None]]:
+Walk = dict[bytes, Any]
+Operation = Callable[[Mount], None]
+
+
+def operations(x: bytes) -> dict[str, Operation]:
     """Changes by name, over a set that has a file x in a directory a, at this path."""
     home = x.rpartition(b"/")[0]
     gone = {b"s0/a/x": b"s0/d/b", b"a/x": b"d/b", b"s0/a.x": b"s0/d"}[x]
@@ -347,7 +330,7 @@ def operations(x: bytes) -> dict[str, Callable[[Mount], None]]:
     }
 
 
-ONLY_SAMPLES: dict[str, Callable[[Mount], None]] = {
+ONLY_SAMPLES: dict[str, Operation] = {
     "rename sample": lambda m: m.rename(b"s1/b", b"own/new"),
     "rename changed sample": lambda m: m.rename(b"s1/d/c", b"own/new"),
     "rename emptied sample": lambda m: m.rename(b"s0/d/b", b"own/new"),
@@ -362,15 +345,15 @@ NAMES = list(operations(b"s0/a/x"))
 def do_at_every_call(
     tree: LowerTree,
     name: str,
-    check: Callable[[Mount, dict[bytes, Any], dict[bytes, Any], Callable[[Mount], None]], None],
+    check: Callable[[Mount, Walk, Walk, Operation], None],
     base: type[SystemCalls] = SystemCalls,
     stop: Callable[[], BaseException] = Stopped,
     once: bool = False,
 ) -> None:
     """Do an operation with its first, second ... call stopped, and `check` each time."""
     at, last = 1, False
-    before: dict[bytes, Any] = {}
-    after: dict[bytes, Any] = {}
+    before: Walk = {}
+    after: Walk = {}
     while not last:
         with fast_directory() as home:
             mount = Mount(tree, home, base())
@@ -403,6 +386,7 @@ def do_at_every_call(
     assert at > 1
 
 
+@pytest.mark.parametrize("tree", ["samples", "files", "merged"], indirect=True)
 @pytest.mark.parametrize("name", NAMES)
 def test_stopped_at_any_call_it_is_done_or_not(tree: LowerTree, name: str) -> None:
     do_at_every_call(tree, name, look_and_repeat)
@@ -413,9 +397,7 @@ def test_a_sample_stopped_at_any_call_is_changed_or_not(samples: LowerTree, name
     do_at_every_call(samples, name, look_and_repeat)
 
 
-def look_and_repeat(
-    mount: Mount, before: dict[bytes, Any], after: dict[bytes, Any], operation: Callable[[Mount], None]
-) -> None:
+def look_and_repeat(mount: Mount, before: Walk, after: Walk, operation: Operation) -> None:
     mount.replace_worker()
     assert mount.walk() in (before, after)
     mount.tree.journal.requester = 7
@@ -431,9 +413,7 @@ def look_and_repeat(
 def test_on_poorer_file_systems_nothing_is_lost(samples: LowerTree, name: str, base: type[SystemCalls]) -> None:
     """If a rename takes two calls, source and target are the same file between them, and a repeat completes it."""
 
-    def check(
-        mount: Mount, before: dict[bytes, Any], after: dict[bytes, Any], operation: Callable[[Mount], None]
-    ) -> None:
+    def check(mount: Mount, before: Walk, after: Walk, operation: Operation) -> None:
         mount.replace_worker(base())
         contents = {about[-2] for about in mount.walk().values() if about[0] == "file"}
         expected = {about[-2] for about in after.values() if about[0] == "file"}
@@ -459,9 +439,7 @@ ERRORS = [errno.ENOSPC, errno.EROFS, errno.EIO]
 def test_an_error_at_any_call_leaves_a_whole_tree(samples: LowerTree, name: str, number: int) -> None:
     """The request fails or not; what is seen is as before or after, now and after a restart; a repeat works."""
 
-    def check(
-        mount: Mount, before: dict[bytes, Any], after: dict[bytes, Any], operation: Callable[[Mount], None]
-    ) -> None:
+    def check(mount: Mount, before: Walk, after: Walk, operation: Operation) -> None:
         now = mount.walk()
         assert now in (before, after), now
         mount.tree.journal.clear()

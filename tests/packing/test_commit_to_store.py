@@ -155,28 +155,52 @@ def test_a_name_that_is_taken_stops_the_commit_before_anything_is_sent(with_fake
     assert s3.objects == {NAMES[1]: b"somebody else's"}
 
 
-def test_an_object_that_appears_meanwhile_is_not_overwritten(with_fake: Program, s3: FakeS3) -> None:
-    def appears(key: str, _: bytes) -> None:
-        s3.store(key, b"newer")
+@pytest.mark.parametrize(("parts", "replaces"), [((), False), (PARTS, False), (PARTS, True)])
+def test_an_object_that_appears_meanwhile_is_not_overwritten(
+    with_fake: Program, s3: FakeS3, parts: tuple[str, ...], replaces: bool
+) -> None:
+    """Nor are parts joined, if it appears before the last ones."""
 
-    s3.faults.append(appears)
-    _, said = commit(with_fake, "--jobs", "1", code=7)
-    assert "s3://bucket/new/t-0.tar exists already: another program has written it meanwhile" in said
-    assert s3.objects[NAMES[0]] == b"newer"
+    def appears(key: str, about: Any) -> None:
+        if not parts or about == 3:
+            s3.store(key, b"newer")
+
+    if parts:
+        s3.on_part = appears
+    else:
+        s3.faults.append(appears)
+    for shard in SHARDS if replaces else ():
+        s3.store(shard, (with_fake.home / shard).read_bytes())
+    if replaces:
+        in_place(with_fake, "--in-place", *parts, code=7)
+    else:
+        _, said = commit(with_fake, *parts, "--jobs", "1", code=7)
+        assert "s3://bucket/new/t-0.tar exists already" in said
+    assert s3.objects["s0.tar" if replaces else NAMES[0]] == b"newer"
+    assert not s3.uploads
+    assert not (parts and s3.puts)
 
 
-@pytest.mark.parametrize("how", [("--jobs", "1"), ("--executor", "tests.work:threads")])
-def test_an_answer_that_is_lost_is_no_error(with_fake: Program, s3: FakeS3, how: tuple[str, str]) -> None:
+@pytest.mark.parametrize("how", [("--jobs", "1"), ("--executor", "tests.work:threads"), ("--jobs", "1", *PARTS)])
+def test_an_answer_that_is_lost_is_no_error(with_fake: Program, s3: FakeS3, how: tuple[str, ...]) -> None:
+    """Of an object in parts, a part is sent again, too, and an error of status 200 is one."""
+
     def lost(key: str, content: bytes) -> Answer:
         s3.store(key, content)
+        s3.uploads.clear()
         raise ConnectionResetError
 
     s3.faults.append(lost)
+    in_parts = how[-2:] == PARTS
+    if in_parts:
+        s3.part_faults.append((503, {}, b"<Error><Code>SlowDown</Code></Error>"))
+        s3.faults.append(lambda *_: (200, {}, b"<Error><Code>InternalError</Code></Error>"))
     wanted = expected(with_fake)
     commit(with_fake, *how)
     assert s3.objects == wanted
     assert sorted(set(s3.puts)) == NAMES
     assert len(s3.puts) == len(NAMES) + 1
+    assert (s3.begun, s3.uploads) == (len(NAMES) * in_parts, {})
 
 
 def test_a_store_that_is_busy_is_asked_again(with_fake: Program, s3: FakeS3) -> None:
@@ -194,15 +218,17 @@ def test_a_sum_that_is_no_md5_has_the_object_read_back(with_fake: Program, s3: F
     assert {request.path.removeprefix("/bucket/") for request in s3.web.gets()} == set(NAMES)
 
 
-def test_an_object_that_is_not_what_was_sent_is_an_error(with_fake: Program, s3: FakeS3) -> None:
+@pytest.mark.parametrize("parts", [(), PARTS])
+def test_an_object_that_is_not_what_was_sent_is_an_error(
+    with_fake: Program, s3: FakeS3, parts: tuple[str, ...]
+) -> None:
     def damages(key: str, content: bytes) -> Answer:
-        damaged = content[:5000] + b"x" + content[5001:]
-        return 200, {"ETag": str(s3.store(key, damaged).etag)}, b""
+        etag = str(s3.store(key, content[:5000] + b"x" + content[5001:]).etag)
+        return joined_parts(key, etag) if parts else (200, {"ETag": etag}, b"")
 
     s3.faults.append(damages)
-    s3.hangs = NAMES[1]
-    _, said = commit(with_fake, "--jobs", "1", code=3)
-    assert "s3://bucket/new/t-0.tar: the store has other bytes than were sent; remove it" in said
+    _, said = commit(with_fake, "--jobs", "1", *parts, code=3)
+    assert "s3://bucket/new/t-0.tar: the store has other bytes" in said
     assert list(s3.objects) == NAMES[:1]
     assert not left_over(with_fake)
 
@@ -257,22 +283,22 @@ def test_a_store_that_refuses(a_set: Program, seaweedfs: Server) -> None:
     assert KEY not in said
 
 
-def test_places_that_cannot_be_written(a_set: Program) -> None:
-    for output, wrong in (
-        (
+@pytest.mark.parametrize(
+    "output",
+    [
+        *(
             f"https://user:{SECRET}@host/t-%d.tar?sig={SECRET}",
-            "--output https://host/t-0.tar: new shards go to files",
+            "hf://datasets/a/b/t-%d.tar",
+            f"s3://{BUCKET}/new/",
         ),
-        ("hf://datasets/a/b/t-%d.tar", "not to hf://"),
-        (f"s3://{BUCKET}/new/", f"name the shards in it, for example s3://{BUCKET}/new/train-%06d.tar"),
-        (f"s3://{BUCKET}/t-%d.tar.gz", "readers would unpack them"),
-    ):
-        _, said = commit(a_set, output=output, code=2)
-        assert wrong in said
-        assert SECRET not in said
-    for option in (["--link"], ["--export", "dali"]):
-        _, said = commit(a_set, *option, code=2)
-        assert option[0] in said
+        *(f"s3://{BUCKET}/t-%d.tar.gz", PATTERN + " --link", PATTERN + " --export dali"),
+    ],
+)
+def test_places_that_cannot_be_written(a_set: Program, output: str) -> None:
+    place, *more = output.split()
+    _, said = commit(a_set, *more, output=place, code=2)
+    assert "--output" in said or more[0] in said
+    assert SECRET not in said
 
 
 def test_remote_shards_are_sources(with_fake: Program, s3: FakeS3) -> None:
@@ -287,17 +313,7 @@ def test_remote_shards_are_sources(with_fake: Program, s3: FakeS3) -> None:
 def test_packed_shards_and_classes_go_to_a_store(with_fake: Program, s3: FakeS3) -> None:
     """With the bytes that files have. What is there is kept by the next run; something else is refused."""
     write(with_fake.home / "tree", CLASSES)
-    arguments = (
-        "pack",
-        "--layout",
-        "classes",
-        "--maxcount",
-        "2",
-        "tree",
-        "-o",
-        "s3://bucket/new/%d.tar",
-        "--json",
-    )
+    arguments = ["pack", "--layout", "classes", "--maxcount", "2", "tree", "-o", "s3://bucket/new/%d.tar"]
     first, second = pack(with_fake.home / "tree", layout="classes", maxcount=2)
     s3.store("new/0.tar", first)
     assert with_fake.json(*arguments)["written"] == 1
@@ -334,28 +350,6 @@ def test_what_is_too_large_for_one_request_goes_in_parts(
     assert a_set.run("cat", f"{place}/t-0.tar", "t-0/004/jpg").stdout == b"changed"
 
 
-@pytest.mark.parametrize("replaces", [False, True])
-def test_parts_are_not_joined_over_what_somebody_else_has_written_before_the_last_ones(
-    with_fake: Program, s3: FakeS3, replaces: bool
-) -> None:
-    def appears(key: str, number: int) -> None:
-        if number == 3:
-            s3.store(key, b"newer")
-
-    name = "s0.tar" if replaces else NAMES[0]
-    for shard in SHARDS if replaces else ():
-        s3.store(shard, (with_fake.home / shard).read_bytes())
-    s3.on_part = appears
-    if replaces:
-        in_place(with_fake, "--in-place", *PARTS, code=7)
-    else:
-        _, said = commit(with_fake, *PARTS, "--jobs", "1", code=7)
-        assert "t-0.tar exists already: another program has written it meanwhile" in said
-    assert not s3.puts
-    assert s3.objects[name] == b"newer"
-    assert not s3.uploads
-
-
 def test_what_somebody_else_writes_while_the_last_parts_are_on_their_way_is_replaced(
     with_fake: Program, s3: FakeS3
 ) -> None:
@@ -367,27 +361,6 @@ def test_what_somebody_else_writes_while_the_last_parts_are_on_their_way_is_repl
     s3.faults.append(appears)
     commit(with_fake, *PARTS, "--jobs", "1")
     assert s3.objects == expected(with_fake)
-
-
-def test_a_part_is_sent_again_and_a_lost_answer_is_no_error(with_fake: Program, s3: FakeS3) -> None:
-    def lost(key: str, content: bytes) -> Answer:
-        s3.store(key, content)
-        s3.uploads.clear()
-        raise ConnectionResetError
-
-    s3.part_faults.append((503, {}, b"<Error><Code>SlowDown</Code></Error>"))
-    s3.faults += [lost, lambda *_: (200, {}, b"<Error><Code>InternalError</Code></Error>")]
-    wanted = expected(with_fake)
-    commit(with_fake, *PARTS, "--jobs", "1")
-    assert s3.objects == wanted
-    assert s3.begun == len(NAMES)
-    assert not s3.uploads
-
-
-def test_a_part_that_was_changed_on_its_way_is_an_error(with_fake: Program, s3: FakeS3) -> None:
-    s3.faults.append(lambda key, content: joined_parts(key, str(s3.store(key, content[:-1]).etag)))
-    _, said = commit(with_fake, *PARTS, "--jobs", "1", code=3)
-    assert "t-0.tar: the store has other bytes than were sent; remove it" in said
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])

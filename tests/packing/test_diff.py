@@ -183,21 +183,6 @@ def test_members_of_no_sample_are_told_as_json(tmp_path: Path) -> None:
     assert [(row["kind"], row["path"]) for row in report["others"]] == [("changed", "s0/README")]
 
 
-def test_new_samples(tmp_path: Path) -> None:
-    upper = {
-        "s0": {"z": {"txt": b"z"}, "d": {"n": {"jpg": b"j", "cls": b"c"}}},
-        "more": {"x": {"y": {"txt": b""}}},
-    }
-    result = found(tmp_path, upper)
-    assert told(result) == "added s0/d/n +cls +jpg, added s0/z +txt, added more/x/y +txt"
-    assert [sample.key for sample in result.shards[0].appended] == [b"d/n", b"z"]
-    assert [new.name for new in result.shards[0].appended[0].members] == [b"d/n.cls", b"d/n.jpg"]
-    assert [(top, [one.key for one in some]) for top, some in result.further.items()] == [(b"more", [b"x/y"])]
-    (tmp_path / "merged").mkdir()
-    further = found(tmp_path / "merged", {"d": {"n": {"cls": b""}}, "top": {"x": b""}}, merge=True).further
-    assert [one.key for one in further[b""]] == [b"d/n", b"top"]
-
-
 def test_a_file_that_is_what_the_shard_has_is_no_change(tmp_path: Path) -> None:
     """As after a `chmod`, or when an editor saved the same again."""
     write_upper(tmp_path / "upper", {"s0": {"d": {"a": {OPAQUE: True, "jpg": b"A", "cls": b"1"}}}})
@@ -363,11 +348,7 @@ DEEP = f"{reasons.TOO_LONG}: its name has 257 folders, and the limit is 256"
         ({"s0": {"d": {"a": {"jpg": "cls"}}}}, {}, "s0/d/a/jpg", reasons.SYMBOLIC),
         ({"s0": {"d": {"a": {"pipe": os.mkfifo}}}}, {}, "s0/d/a/pipe", reasons.SPECIAL),
         ({"s0": {"a.b": {"txt": b""}}}, {}, "s0/a.b/txt", reasons.DOTTED_KEY),
-        ({"s0": {".a": {"txt": b""}}}, {}, "s0/.a/txt", reasons.HIDDEN),
-        ({"s0": {"__m__": {"a": {"txt": b""}}}}, {}, "s0/__m__/a/txt", reasons.META),
         ({"s0": {"d": {"a": {"__key__": b""}}}}, {}, "s0/d/a/__key__", reasons.RESERVED_COLUMN),
-        ({"s0": {"n": {"__URL__": b""}}}, {}, "s0/n/__URL__", reasons.RESERVED_COLUMN),
-        ({"s0": {"n": {"__local_path__": b""}}}, {}, "s0/n/__local_path__", reasons.RESERVED_COLUMN),
         ({"s0": {"%2E": {"a": {"txt": b""}}}}, {}, "s0/%2E/a/txt", reasons.ODD_FOLDER),
         ({"s0": nested(257, {"txt": b""})}, {}, "", ""),
         ({"s0": nested(258, {"txt": b""})}, {}, "s0/" + "d/" * 258 + "txt", DEEP),
@@ -381,7 +362,6 @@ DEEP = f"{reasons.TOO_LONG}: its name has 257 folders, and the limit is 256"
         ({"s0": {"LICENSE": b""}}, FILES, "s0/LICENSE", reasons.NO_EXTENSION),
         ({"s0": {"d": {".hidden": b""}}}, FILES, "s0/d/.hidden", reasons.HIDDEN),
         ({"s0": {"__m__": {"a.txt": b""}}}, FILES, "s0/__m__/a.txt", reasons.META),
-        ({"s0": {"d": {"a.JPG": b""}}}, FILES, "s0/d/a.JPG", reasons.ONLY_CASE),
         ({"x": b""}, MERGED, "x", reasons.OUTSIDE_MERGED),
     ],
 )
@@ -554,16 +534,6 @@ def test_a_renamed_sample_stays_where_it_was(tmp_path: Path) -> None:
     assert names_of(result.shards[0].following.values()) == [b"d/z.txt"]
 
 
-def test_a_sample_renamed_into_another_shard(tmp_path: Path) -> None:
-    write_upper(tmp_path / "upper", {"s0": {"d": {"a": WHITEOUT}}, "s1": {"z": {"jpg": b"A"}}})
-    origins = {"s1/z/jpg": "s0/d/a/jpg", "s1/z": "s0/d/a"}
-    keep_origins(tmp_path, [FIRST, SECOND], View(), origins, times=True)
-    result = found(tmp_path, {})
-    assert told(result) == "renamed s0/d/a > s1/z -cls"
-    assert [sample.key for sample in result.shards[1].appended] == [b"z"]
-    assert list(result.shards[0].members.values()) == [(), ()]
-
-
 STRAYS = tars.tar(tars.member(b"README", b"r"), tars.member(b".x.jpg", b"x"), tars.A)
 
 
@@ -586,9 +556,3 @@ def test_an_origin_that_means_nothing(origin: bytes, tmp_path: Path) -> None:
     for name in ("z/jpg", "z"):
         os.setxattr(tmp_path / "upper/s0/d" / name, "user.wdsfs.origin", origin)
     assert [one.kind for one in found(tmp_path, {}).samples] == ["removed", "added"]
-
-
-def test_two_samples_of_one_key_do_not_become_one(tmp_path: Path) -> None:
-    shard = tars.tar(tars.member(b"k.jpg", b"1"), tars.member(b"m.txt", b""), tars.member(b"k.cls", b"2"))
-    result = found(tmp_path, {"s0": {"m": WHITEOUT}}, shard)
-    assert [one.reason for one in result.conflicts] == [reasons.MEETING]

@@ -296,12 +296,6 @@ def test_folders_that_are_named_are_splits(tmp_path: Path) -> None:
     assert (tree / "splits/classes.txt").read_bytes() == b"cat\ndog\neel\n"
 
 
-def test_folders_in_splits_that_are_hardly_classes(tmp_path: Path) -> None:
-    tree = write(tmp_path / "tree", {"train/images/1.jpg": b"", "val/images/1.jpg": b""})
-    with pytest.raises(CommitError, match=r"images/1\.jpg: its directory can be a class"):
-        plan_of(tree, output="out/{split}-%d.tar")
-
-
 @pytest.mark.parametrize(
     ("patterns", "names"),
     [
@@ -387,32 +381,23 @@ ODD = {
     "__meta__/a.jpg": "a name like __this__",
     ".git/a.jpg": "hidden directory",
 }
-
-
-@pytest.mark.parametrize("name", ODD)
-def test_what_would_be_in_no_sample_is_refused(tmp_path: Path, name: str) -> None:
-    tree = write(tmp_path / "tree", {"b.é" if name == "b.É" else "b.jpg": b"", name: b""})
-    with pytest.raises(
-        CommitError, match=f"1 file cannot be packed:\n.*{ODD[name]}.*\n--leave-out packs all others"
-    ):
-        pack(tree)
-    assert len(members(*pack(tree, leave_out=True))) == 1
+ODD_IN_SAMPLES = {
+    "x.jpg": "outside of a sample",
+    "a.b/jpg": "has a dot",
+    "c/__Url__": "use this name",
+    "c/JPG": "only in letter case",
+}
 
 
 @pytest.mark.parametrize(
-    ("name", "reason"),
-    [
-        ("x.jpg", "outside of a sample"),
-        ("a.b/jpg", "has a dot"),
-        ("c/__Url__", "use this name"),
-        ("c/JPG", "case"),
-    ],
+    ("layout", "name"), [*(("files", name) for name in ODD), *(("samples", name) for name in ODD_IN_SAMPLES)]
 )
-def test_what_is_in_no_directory_of_a_sample_is_refused(tmp_path: Path, name: str, reason: str) -> None:
-    tree = write(tmp_path / "tree", {"c/jpg": b"", name: b""})
-    plan = plan_of(tree, layout="samples", leave_out=True)
-    assert [one.reason for one in plan.losses.unpackable if reason in one.reason]
-    assert len(members(*pack(tree, layout="samples", leave_out=True))) == 1
+def test_what_would_be_in_no_sample_is_refused(tmp_path: Path, layout: str, name: str) -> None:
+    proper = "c/jpg" if layout == "samples" else "b.é" if name == "b.É" else "b.jpg"
+    tree, reason = write(tmp_path / "tree", {proper: b"", name: b""}), {**ODD, **ODD_IN_SAMPLES}[name]
+    with pytest.raises(CommitError, match=f"1 file cannot be packed:\n.*{reason}.*\n--leave-out packs all others"):
+        pack(tree, layout=layout)
+    assert len(members(*pack(tree, layout=layout, leave_out=True))) == 1
 
 
 def test_a_plan_is_compared_with_what_a_reader_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -442,8 +427,23 @@ def test_a_column_of_the_class_that_readers_leave_out_is_refused(
         ({**CLASSES, "a.csv": b""}, CLASSED, r"a\.csv: is a table.*--table FILE.*\n--leave-out packs all others"),
         ({**CLASSES, "readme.txt": b""}, CLASSED, "outside of a class"),
         ({**CLASSES, "cat/1.CLS": b"9"}, CLASSED, r"cat/1.CLS is the column cls .* --class-column"),
+        (
+            in_parts("train", "val"),
+            {"output": "out/{split}-%d.tar", "walk": WalkRules(exclude=("dog",))},
+            "can be a",
+        ),
         (FLAT, {"output": "tree/out/%03d.tar"}, r"tree/out/000\.tar would be in .*/tree, which is packed"),
         ({"a.jpg": b""}, SPLIT, r"--split val=0.1: that is less than one of 1 samples"),
+        # Options that do not go together.
+        (FLAT, {"shuffle": "1", "order": "x"}, "--shuffle and --order"),
+        (FLAT, {"output": "{split}-%d.tar"}, "/d is no split .*--exclude"),
+        (FLAT, {"splits": SPLIT["splits"]}, "--split and {split}"),
+        (FLAT, {"columns": columns_of(["txt=caption"])}, "--columns .* --table"),
+        (FLAT, {"output": "s.tar.gz"}, "--output"),
+        (FLAT, {"class_column": ".x"}, "--class-column"),
+        (FLAT, {"class_as": "none", "class_names": "x"}, "--class-names is for .* --class-as none"),
+        (FLAT, {"class_names": "x"}, "--class-names is for --layout classes"),
+        (FLAT, {"output": "s.tar", "maxcount": 1}, "--output .* names 1 shard"),
     ],
 )
 def test_what_is_refused_before_anything_is_written(
@@ -644,25 +644,6 @@ def test_splits_that_mean_nothing(texts: str) -> None:
     wrong = r"0.9 together|--split (train|a=nan|a/b=1): write NAME=FRACTION|--split: a, a: .* a name of its own"
     with pytest.raises(UsageError, match=wrong):
         parse_splits(texts.split())
-
-
-@pytest.mark.parametrize(
-    ("options", "wrong"),
-    [
-        ({"shuffle": "1", "order": "x"}, "exclude each other"),
-        ({"output": "{split}-%d.tar"}, "/d is no split .*--exclude, or type fractions"),
-        ({"splits": SPLIT["splits"]}, "belong together"),
-        ({"columns": columns_of(["txt=caption"])}, "name the table"),
-        ({"output": "s.tar.gz"}, "readers would unpack"),
-        ({"class_column": ".x"}, "not an extension"),
-        ({"class_as": "none", "class_names": "x"}, "--class-names is for"),
-        ({"class_names": "x"}, "--class-names is for --layout classes"),
-        ({"output": "s.tar", "maxcount": 1}, "names 1 shard"),
-    ],
-)
-def test_options_that_do_not_go_together(tmp_path: Path, options: dict[str, Any], wrong: str) -> None:
-    with pytest.raises(UsageError, match=wrong):
-        plan_of(write(tmp_path / "tree", FLAT), **options)
 
 
 # --- writing -------------------------------------------------------------------------------------------------
