@@ -1,4 +1,4 @@
-"""Tables as other libraries write them (tests/ecosystem/make_tables.py) do what their users expect.
+"""Tables as other libraries write them (tests/data/tables/README.md) do what their users expect.
 
 Each is given to `--associate` and `--keys` of a set, and to `pack --table` of the files that it is about. Every
 set and every directory has one sample more than the table has rows.

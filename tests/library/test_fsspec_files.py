@@ -1,26 +1,19 @@
-"""`wdsfs://` for fsspec: its own tests for what is read, chained URLs, errors."""
+"""`wdsfs://` for fsspec: what is read, chained URLs, errors."""
 
 from __future__ import annotations
 
 import os
 import pickle
-import shutil
-import subprocess
 import tomllib
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import fsspec
 import pytest
-from fsspec.implementations.local import LocalFileSystem
-from fsspec.tests.abstract import AbstractFixtures
-from fsspec.tests.abstract.get import AbstractGetTests
 
 from tests.conftest import ROOT
 from tests.library.conftest import columns
-from tests.web_server import WebServer
 from wdsfs.errors import UsageError
 from wdsfs.library import fsspec_files
 from wdsfs.library.fsspec_files import WdsfsFileSystem
@@ -32,35 +25,6 @@ def _registered() -> Iterator[None]:
     fsspec.register_implementation("wdsfs", WdsfsFileSystem, clobber=True)
     yield
     WdsfsFileSystem.clear_instance_cache()
-
-
-SCENARIOS = ("bulk_operations_scenario_0", "glob_edge_cases_files", "dir_and_file_with_same_name_prefix")
-
-
-def place(path: str) -> Any:
-    """Return a fixture: a place in the file system."""
-    return pytest.fixture(lambda self: path)
-
-
-class TestGet(AbstractFixtures, AbstractGetTests):
-    """fsspec's tests of `get`, over a shard that has the files of each scenario in a directory of its own."""
-
-    test_get_directory_recursive = None  # makes its files in the file system itself
-
-    @pytest.fixture
-    def fs(self, tmp_path: Path) -> WdsfsFileSystem:
-        local, top = LocalFileSystem(auto_mkdir=True), tmp_path / "files"
-        for name in (*SCENARIOS, "10_files_with_hashed_names"):
-            getattr(self, f"_{name}")(local, os.path.join, str(top / name))
-        subprocess.run(["tar", "-cf", tmp_path / "s.tar", "-C", top, "."], check=True)
-        shutil.rmtree(top)
-        return WdsfsFileSystem(str(tmp_path / "s.tar"), layout="files")
-
-    fs_path = place("s")
-    fs_bulk_operations_scenario_0 = place("s/bulk_operations_scenario_0/source")
-    fs_glob_edge_cases_files = place("s/glob_edge_cases_files/source")
-    fs_dir_and_file_with_same_name_prefix = place("s/dir_and_file_with_same_name_prefix/source")
-    fs_10_files_with_hashed_names = place("s/10_files_with_hashed_names/source")
 
 
 def test_the_entry_point_is_this_class() -> None:
@@ -89,14 +53,7 @@ def test_shards_in_stores_are_read_by_wdsfs() -> None:
         assert fsspec_files._spec_of(rest, protocol, {}) == spec
 
 
-def test_remote_shards(tmp_path: Path, shards: str, web: WebServer) -> None:
-    web.put("/a-0.tar", (tmp_path / "t-0.tar").read_bytes())
-    fs = fsspec.filesystem("wdsfs", shards=f"{web.url}/a-{{0..0}}.tar")
-    assert fs.ls("a-0/d1", detail=False) == ["a-0/d1/k0-1", "a-0/d1/k0-3"]
-    assert fs.cat("a-0/d1/k0-1/jpg") == columns(0, 1)["jpg"]
-
-
-def test_a_file_system_of_shards(shards: str) -> None:
+def test_a_file_system_of_shards(shards: str, tmp_path: Path) -> None:
     fs = fsspec.filesystem("wdsfs", shards=shards, columns=["jpg", "cls"])
     assert fs.ls("", detail=False) == ["t-0", "t-1", "t-2"]
     assert fs.find("t-0/d1") == [f"t-0/d1/k0-{at}/{name}" for at in (1, 3) for name in ("cls", "jpg")]
@@ -108,6 +65,11 @@ def test_a_file_system_of_shards(shards: str) -> None:
     assert fs.cat_file(path, 5, -5) == data[5:-5]
     assert fs.cat_file(path, -7) == data[-7:]
     assert fs.cat_ranges([path] * 2, [0, 10], [3, 12]) == [data[:3], data[10:12]]
+    fs.get("t-0/d1", "copy", recursive=True)
+    fs.get(["t-1/d0/k1-0/cls", "t-1/d0/k1-2/jpg"], f"{tmp_path}/copy/")
+    samples = [f"copy/k0-{at}/{name}" for at in (1, 3) for name in ("cls", "jpg")]
+    copied = {str(file.relative_to(tmp_path)) for file in tmp_path.glob("copy/**/*[sg]")}
+    assert copied == {*samples, "copy/cls", "copy/jpg"}
     assert fs.modified(path).timestamp() == 1
     with fs.open(path) as file:
         file.seek(-3, os.SEEK_END)

@@ -12,7 +12,8 @@ from wdsfs.door.pins import Pin
 from wdsfs.door.urls import Url, parse
 from wdsfs.errors import NoRanges
 from wdsfs.remote.demand import Demand
-from wdsfs.remote.parts import Intervals, Span, Take, joined
+from wdsfs.remote.messages import Span
+from wdsfs.remote.parts import Intervals, Take, joined
 
 BLOCK = 4096
 Given = ParamSpec("Given")

@@ -23,7 +23,8 @@ from tests.remote.stores import (
 from wdsfs.errors import CacheFull, NoRanges, Unreachable
 from wdsfs.remote import demand as demand_module
 from wdsfs.remote.demand import PART, Demand
-from wdsfs.remote.parts import SLAB, RemoteObject
+from wdsfs.remote.held_bytes import SLAB
+from wdsfs.remote.parts import RemoteObject
 
 MIB = 1 << 20
 SIZE = 3 * MIB

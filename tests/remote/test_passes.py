@@ -10,7 +10,8 @@ import pytest
 
 from tests.remote.stores import MemoryStore, covered, demand_of, memory_cache, until
 from wdsfs.remote.demand import Demand
-from wdsfs.remote.parts import NEXT, WINDOW_MAX, WINDOW_MIN, Passes, RemoteObject
+from wdsfs.remote.parts import RemoteObject
+from wdsfs.remote.passes import NEXT, WINDOW_MAX, WINDOW_MIN, Passes
 
 MIB = 1 << 20
 SAMPLE = 101_376  # a member of 100 kB with its header
@@ -201,22 +202,16 @@ def test_a_pass_goes_over_the_ends_of_shards() -> None:
     assert going_on(range(4)) == [(0, WINDOW_MIN), *[(0, NEXT)] * 3]
 
 
-def test_a_pass_goes_over_the_first_end_of_a_shard_as_widely_if_passes_do_so() -> None:
-    before, here = Passes(SIZE), Passes(SIZE)
-    before.seen(0, SAMPLE, SAMPLE)
-    for begin in range(SAMPLE, SIZE, SAMPLE):
-        before.seen(begin, min(begin + SAMPLE, SIZE - 1), SAMPLE)
-    assert here.go_on(before, is_usual=True) == (0, min(NEXT, SIZE))
-
-
 def test_shards_that_are_read_in_any_order_fetch_little_of_others() -> None:
     assert going_on([2, 0, 3, 1]) == [(0, WINDOW_MIN)] * 4
 
 
-def test_a_pass_that_has_come_from_another_shard_has_its_window_at_once() -> None:
+@pytest.mark.parametrize("is_usual", [True, False])
+def test_a_pass_that_has_come_from_another_shard_has_its_window_at_once(is_usual: bool) -> None:
     before, here = Passes(SIZE), Passes(SIZE)
     for number in range(COUNT - 1):
         before.seen(number * SAMPLE, (number + 1) * SAMPLE, SAMPLE)
-    assert here.go_on(before) == (0, WINDOW_MIN)
+    ahead = NEXT if is_usual else WINDOW_MIN
+    assert here.go_on(before, is_usual=is_usual) == (0, ahead)
     assert here.go_on(before) is None
-    assert here.seen(0, SAMPLE, SAMPLE) == (WINDOW_MIN, min(SAMPLE + WINDOW_MAX, SIZE))
+    assert here.seen(0, SAMPLE, SAMPLE) == (ahead, min(SAMPLE + WINDOW_MAX, SIZE))

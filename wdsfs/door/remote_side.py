@@ -84,7 +84,7 @@ class OpenObject(Protocol):
     def will_need(self, begin: int, end: int, *, in_parallel: bool = True) -> None:
         """Announce that this range will be read soon. `in_parallel`: by several requests, if it is long."""
 
-    def stream(self, begin: int = 0) -> None:
+    def stream(self) -> None:
         """Announce that everything from here on will be read, in order."""
 
     def hand_over(self, unique: int, begin: int, end: int, spans: Sequence[tuple[int, int]] = ()) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import bisect
 import functools
 import itertools
+import operator
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -50,7 +52,7 @@ class Judge:
         self.samples = 0
         self.members = 0
         self.extensions: Counter[bytes] = Counter()
-        self._shards: list[tuple[str, Lint]] = []
+        self._shards: list[tuple[str, Lint]] = []  # by path
 
     def findings(
         self, shards: Sequence[Shard], reading: Reading, jobs: int, workers: Workers | None
@@ -79,7 +81,7 @@ class Judge:
             if count > EXAMPLES:
                 yield LintFinding(kind, -1, "", f"and {count - EXAMPLES} more of this kind")
         shard.findings.clear()  # yielded; the rest is needed for findings over the whole set
-        self._shards.append((path, shard))
+        bisect.insort(self._shards, (path, shard), key=operator.itemgetter(0))
 
     def shared_keys(self) -> Iterator[tuple[str, LintFinding]]:
         """Yield for each shard the earlier shards (by path) that have some of its keys.
@@ -88,7 +90,6 @@ class Judge:
         """
         if not self._shards:
             return
-        self._shards.sort(key=lambda shard: shard[0])  # they come in the order in which they were read
         keys = np.concatenate([np.frombuffer(shard.keys, np.uint64) for _, shard in self._shards])
         offsets = np.concatenate([np.frombuffer(shard.offsets, np.int64) for _, shard in self._shards])
         counts = [len(shard.keys) for _, shard in self._shards]
@@ -108,7 +109,6 @@ class Judge:
 
     def uneven(self) -> Iterator[tuple[str, LintFinding]]:
         """Yield a note if Hugging Face's loader, which checks the first shard, would refuse the set."""
-        self._shards.sort(key=lambda shard: shard[0])
         path, first = next(((path, shard.first) for path, shard in self._shards if shard.first), ("", []))
         finding = uneven(first)
         if finding is not None:
@@ -130,7 +130,6 @@ class Judge:
 
     def _late_columns(self) -> tuple[Counter[tuple[bytes, str]], dict[tuple[bytes, str], tuple[str, int, str]]]:
         """Return for each such column, by its kind, the number of samples that have it, and the first of them."""
-        self._shards.sort(key=lambda shard: shard[0])
         first = next((shard.first for _, shard in self._shards if shard.first), [])
         known = {names.lower_case(extension) for sample in first for extension in sample.extensions}
         counts = Counter[tuple[bytes, str]]()
@@ -165,7 +164,6 @@ class Judge:
 
     def missing(self) -> Iterator[tuple[str, LintFinding]]:
         """Yield the samples without an extension that more than half of all samples have, by shard."""
-        self._shards.sort(key=lambda shard: shard[0])
         usual = {extension for extension, count in self.extensions.items() if 2 * count > self.samples}
         for path, shard in self._shards:
             listed = rest = 0

@@ -46,16 +46,8 @@ _LOOK = struct.pack("ll", int(waits.LOOK_SECONDS), int(waits.LOOK_SECONDS % 1 * 
 class Launcher:
     """Keeps one fetcher running for this process and its forks."""
 
-    def __init__(
-        self,
-        settings: Any,
-        cache: tuple[str, int | None] | None,
-        alarm: int,
-        memory: int = MEMORY,
-        device: int | None = None,
-        log: str | None = None,
-        first: Url | None = None,
-    ) -> None:
+    def __init__(self, alarm: int, device: int | None, **configured: Any) -> None:
+        """`configured` are the fields of `Configuration` that are no descriptors."""
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind("")  # a name that the kernel chooses; the user of each connection is checked
         self._listener.listen(WAITING)
@@ -63,7 +55,7 @@ class Launcher:
         self._file = os.memfd_create("wdsfs-fetcher")
         listener = self._listener.fileno()
         configuration = Configuration(
-            *(listener, self._life, alarm, os.geteuid(), memory, settings, cache, device, log, first)
+            listener=listener, life=self._life, alarm=alarm, user=os.geteuid(), device=device, **configured
         )
         os.pwrite(self._file, json.dumps(asdict(configuration)).encode(), 0)
         self._inherited = [fd for fd in (listener, self._life, self._file, alarm, device) if fd is not None]
@@ -164,8 +156,8 @@ class FetcherClient:
         self.alarm = Alarm()
         self._cache = cache
         place = None if cache is None else (str(cache.directory), cache.limit)
-        logged = None if log is None else str(log)
-        self._launcher = Launcher(settings, place, self.alarm.fd, memory, device, logged, first)
+        configured = {"settings": settings, "cache": place, "memory": memory, "first": first}
+        self._launcher = Launcher(self.alarm.fd, device, log=None if log is None else str(log), **configured)
         self._local = threading.local()
         self._connections: dict[int, weakref.ref[FetcherConnection]] = {}  # by thread
 
@@ -533,9 +525,9 @@ class RemoteTar:
         """Announce that this range will be read soon. `in_parallel`: by several requests, if it is long."""
         self._tell_range(messages.WILL_NEED, begin, min(end, self.size), 0 if in_parallel else messages.UNDIVIDED)
 
-    def stream(self, begin: int = 0) -> None:
-        """Announce that everything from here on will be read, in order."""
-        self._tell_range(messages.WILL_NEED, begin, self.size, messages.STREAM)
+    def stream(self) -> None:
+        """Announce that everything will be read, in order."""
+        self._tell_range(messages.WILL_NEED, 0, self.size, messages.STREAM)
 
     def _tell_range(self, kind: int, begin: int, end: int, extra: int) -> None:
         def message(connection: FetcherConnection) -> bytes:

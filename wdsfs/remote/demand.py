@@ -24,7 +24,9 @@ from typing import TYPE_CHECKING
 from wdsfs import host
 from wdsfs.errors import CacheFull, NoRanges
 from wdsfs.remote.cached_object import BLOCK, CachedObject
-from wdsfs.remote.parts import Held, Part, RemoteObject, Span, joined, split
+from wdsfs.remote.held_bytes import Held
+from wdsfs.remote.messages import Span
+from wdsfs.remote.parts import Part, RemoteObject, joined, split
 from wdsfs.remote.retries import Counters, in_thread
 
 if TYPE_CHECKING:
@@ -86,7 +88,8 @@ class Demand:
         for tried in range(TRIES + 1):
             if tried == TRIES:  # the cache keeps losing the bytes: read without the cache
                 item.cached = None
-            held = item.held_of(begin, end)  # from here on: others may need the memory
+            # From here on: others may need the memory.
+            held = [(start, data) for start, _, data in item.held.overlapping(begin, end)]
             parts, is_here = self._parts_of(item, begin, end, spans), False
             try:
                 for part in parts:

@@ -19,8 +19,9 @@ from wdsfs.door.urls import Url
 from wdsfs.errors import MissingObject, ObjectChanged, UnreadableShard, WdsfsError
 from wdsfs.log_lines import LoggedMessages
 from wdsfs.remote.demand import PART, Demand, no_room
-from wdsfs.remote.messages import STREAM, UNDIVIDED, Alarm, Read
-from wdsfs.remote.parts import WINDOW_MAX, WINDOW_MIN, RemoteObject, Span, split
+from wdsfs.remote.messages import STREAM, UNDIVIDED, Alarm, Read, Span
+from wdsfs.remote.parts import RemoteObject, split
+from wdsfs.remote.passes import WINDOW_MAX, WINDOW_MIN
 from wdsfs.remote.retries import Counters
 
 if TYPE_CHECKING:

@@ -1,180 +1,28 @@
-"""The state of an object that is read: which bytes have arrived, which requests are in flight, and its passes.
+"""The state of an object that is read: which bytes have arrived, and which requests are in flight.
 
-A *pass* is a reader in order. `Passes` notes the reads of all readers of an object. A read that begins shortly
-after the end of another one continues that one; several such reads are a pass. The processes of a data loader are
-some samples apart, and `ls` sorts 10 before 2. So several passes are followed at a time, and a read inside the
-window of a recognized pass belongs to that pass. For a reader that skips most bytes, or reads at random, nothing
-is fetched ahead.
-
-The first window is `opening` bytes, as many as a store sends before its next answer comes; a pass that has hardly
-begun gets less. The window grows with the pass, to FACTOR times the bytes that were read. Near the end of an
-object the window also covers the first `NEXT` bytes of the next object of the set. If the latest pass did not
-continue there, it covers WINDOW_MIN bytes only, because shards may be read in any order.
-
-`demand.py` decides when a request is made.
+`passes.py` decides what to fetch ahead, `demand.py` when a request is made.
 """
 
 from __future__ import annotations
 
 import asyncio
-import mmap
 from bisect import bisect_left, bisect_right
-from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
 
 from wdsfs.door.pins import Pin
 from wdsfs.door.urls import Url
 from wdsfs.remote.cached_object import BLOCK, CachedObject
+from wdsfs.remote.messages import Span
+from wdsfs.remote.passes import WINDOW_MAX, Passes
 from wdsfs.remote.retries import in_thread
 
-WINDOW_MIN, WINDOW_MAX, FACTOR = 1 << 20, 128 << 20, 8
-NEXT = 32 << 20  # bytes of the next object that are fetched before the first read in it
-PASS_GAP = 64 << 10  # bytes that a read may leave out to continue a pass, or as many as it reads
-BEGINNING = 64 << 10  # a read that begins before it begins at the head of the object
-ADVANCES, ADVANCES_AT_HEAD = 3, 1  # reads that have to continue a read before it is a pass
-ADVANCES_SURE = 2  # and before its window is wide
-GAPS = 2  # how many bytes may be skipped for each byte that is read
-LEAST = 4096  # bytes that a read counts for, at least: small members lie between large headers
-BACK = 16 << 20  # how far before the front of a pass a read may lie and still belong to it
-FOLLOWED = 16  # ends of reads that are remembered
-
-
-@dataclass(slots=True)
-class _Pass:
-    """Reads that continue one another: from `start` up to `front` so far; `used` bytes were read in between."""
-
-    start: int
-    front: int
-    used: int
-    advances: int = 0
-    ahead: int = 0  # the byte up to which prefetch was requested
-    announced: bool = False  # a reader has announced that it will read all bytes
-    before: int = 0  # the bytes of the same pass in objects before this one
-
-    @property
-    def passed(self) -> int:
-        """The bytes between its start and its front, with those of objects before."""
-        return self.before + self.front - self.start
-
-    @property
-    def recognized(self) -> bool:
-        advances = ADVANCES_AT_HEAD if self.start < BEGINNING else ADVANCES
-        return self.announced or self.advances >= advances
-
-    def takes(self, begin: int, end: int) -> bool:
-        gap = max(PASS_GAP, end - begin)
-        if not self.recognized:
-            return self.start <= begin <= self.front + gap
-        return max(self.start, self.front - BACK) <= begin <= max(self.front, self.ahead) + gap
-
-
-class Passes:
-    """The passes over one object of `size` bytes; none fetches more than `window` bytes ahead."""
-
-    def __init__(self, size: int, window: int = WINDOW_MAX) -> None:
-        self.opening = WINDOW_MIN  # bytes of the first window of a pass
-        self._size, self._window = size, window
-        self._passes: OrderedDict[int, _Pass] = OrderedDict()  # the one with the latest read is the last
-        self._made = 0
-
-    def seen(
-        self, begin: int, end: int, used: int, *, is_miss: bool = True, is_file: bool = False
-    ) -> tuple[int, int] | None:
-        """Note a read of this range; return the range to fetch ahead now, if any.
-
-        `used` bytes of the range were read; `is_miss` says that they were not in the cache, `is_file`
-        that a program reads a file of a mount: after the first file of a shard it probably reads the second one.
-        """
-        number = self._taking(begin, end, is_miss)
-        used = max(used, LEAST)
-        if number is None:
-            pass_ = _Pass(begin, end, used)
-            self._follow(pass_)
-            return self._extend(pass_) if is_file and begin < LEAST else None
-        pass_ = self._passes[number]
-        pass_.used += used
-        if end > pass_.front:
-            pass_.front = end
-            pass_.advances += 1
-        if end >= self._size:  # a second pass over it is another one
-            del self._passes[number]
-            return None
-        self._passes.move_to_end(number)
-        return self._extend(pass_) if pass_.recognized else None
-
-    def announced(self, begin: int) -> tuple[int, int] | None:
-        """Note that a reader will read everything from here on; return as `seen`."""
-        pass_ = _Pass(begin, begin, 0, announced=True)
-        self._follow(pass_)
-        return self._extend(pass_)
-
-    def go_on(self, previous: Passes, *, is_usual: bool = False) -> tuple[int, int] | None:
-        """Note that a pass over the previous object nears its end, and may continue here; return as `seen`.
-
-        `is_usual` says that the latest pass did so.
-        """
-        passes = previous._passes.values()
-        ending = [pass_ for pass_ in passes if pass_.recognized and pass_.ahead >= previous._size]
-        if not ending or any(not pass_.start for pass_ in self._passes.values()):
-            return None
-        longest = max(ending, key=lambda pass_: pass_.passed)
-        ahead = min(NEXT if longest.before or is_usual else WINDOW_MIN, self._window, self._size)
-        self._follow(_Pass(0, 0, 0, ahead=ahead, before=longest.passed))
-        return 0, ahead
-
-    def gone_elsewhere(self) -> None:
-        """Forget the pass that might have continued here: its reader has read a third object."""
-        for number, pass_ in list(self._passes.items()):
-            if pass_.before and not pass_.front:
-                del self._passes[number]
-
-    def _taking(self, begin: int, end: int, is_miss: bool) -> int | None:
-        """Return the number of the pass that a read belongs to."""
-        for number, pass_ in reversed(self._passes.items()):
-            if pass_.takes(begin, end):
-                if is_miss and begin < BEGINNING and end < pass_.front and not pass_.announced:
-                    # The pass has read these bytes, and they were evicted since: this read begins another pass.
-                    del self._passes[number]
-                    return None
-                return number
-        return None
-
-    def _follow(self, pass_: _Pass) -> None:
-        self._made += 1
-        self._passes[self._made] = pass_
-        if len(self._passes) > FOLLOWED:
-            self._passes.popitem(last=False)
-
-    def _extend(self, pass_: _Pass) -> tuple[int, int] | None:
-        if pass_.used * GAPS < pass_.front - pass_.start:
-            return None
-        begin = max(pass_.ahead, pass_.front)
-        window = self._window_of(pass_)
-        end = min(pass_.front + window, self._size)
-        # In large steps, except for the last one.
-        if begin >= end or (end - begin < window // 2 and end < self._size):
-            return None
-        pass_.ahead = end
-        return begin, end
-
-    def _window_of(self, pass_: _Pass) -> int:
-        """Return the bytes that are fetched ahead of a recognized pass."""
-        if pass_.announced:
-            return self._window
-        is_sure = pass_.before or pass_.advances >= ADVANCES_SURE
-        return min(max(FACTOR * pass_.passed, self.opening) if is_sure else WINDOW_MIN, self._window)
-
-
 Thing = TypeVar("Thing")
-Span = tuple[int, int]  # begin and end (bytes)
 
 # One thread: several would wait for the lock of a file, and take turns at the interpreter.
 _writing = ThreadPoolExecutor(1, "writing")
-SLAB, SLABS = 4 << 20, 8  # bytes of a slab of memory for held pieces, at most; the number of slabs, at least
 SHORT = 256 << 10  # bytes of a range that comes in one piece and needs no thread for the cache, at most
 
 Buffer = bytes | memoryview
@@ -228,11 +76,11 @@ class Intervals(Generic[Thing]):
         return gaps
 
 
-def joined(spans: Iterable[Span], gap: int = 0) -> list[Span]:
-    """Return the spans in order, joined where they overlap or are at most `gap` bytes apart."""
+def joined(spans: Iterable[Span]) -> list[Span]:
+    """Return the spans in order, joined where they overlap or touch."""
     joins: list[Span] = []
     for begin, end in sorted(spans):
-        if joins and begin <= joins[-1][1] + gap:
+        if joins and begin <= joins[-1][1]:
             joins[-1] = joins[-1][0], max(joins[-1][1], end)
         elif begin < end:
             joins.append((begin, end))
@@ -462,10 +310,6 @@ class RemoteObject:
         if self.cached is not None:
             self.cached.close()
 
-    def held_of(self, begin: int, end: int) -> list[PlacedBytes]:
-        """Return the pieces of a range that are held in memory."""
-        return [(start, data) for start, _, data in self.held.overlapping(begin, end)]
-
     def assemble(self, begin: int, end: int, pieces: Sequence[PlacedBytes]) -> list[memoryview] | None:
         """Return the bytes of a range, from these pieces or from the cache.
 
@@ -491,66 +335,3 @@ class RemoteObject:
     def _from_cache(self, begin: int, end: int) -> memoryview | None:
         data = None if self.cached is None else self.cached.read(end - begin, begin)
         return None if data is None else memoryview(data)
-
-
-class Held:
-    """Holds the latest bytes of objects that are in no cache: pieces in slabs of memory, `most` bytes in all.
-
-    In the heap, pieces of many sizes that stay for long would leave holes of 100 MiB. Readers may still use a
-    piece of a slab that was released.
-    """
-
-    def __init__(self, most: int) -> None:
-        self._slab = max(min(SLAB, most // SLABS) // BLOCK * BLOCK, BLOCK)
-        self._most = max(most // self._slab, 1)
-        self._pieces: dict[mmap.mmap, set[tuple[RemoteObject, int]]] = {}  # by slab: their objects and first bytes
-        self._free: memoryview | None = None  # of the newest slab
-
-    @property
-    def size(self) -> int:
-        """The bytes of all slabs."""
-        return len(self._pieces) * self._slab
-
-    def add(self, item: RemoteObject, begin: int, data: memoryview) -> None:
-        """Hold a copy of these bytes."""
-        for start, stop in item.held.gaps(begin, begin + len(data)):
-            while start < stop:
-                free = self._free or self._new_slab()
-                piece, self._free = free[: stop - start], free[stop - start :]
-                piece[:] = data[start - begin : start - begin + len(piece)]
-                item.held.add(start, start + len(piece), piece)
-                self._pieces[_slab_of(piece)].add((item, start))
-                start += len(piece)
-
-    def forget(self, item: RemoteObject) -> None:
-        """Release the bytes of an object, and the slabs that have no others."""
-        for begin, _, piece in list(item.held):
-            slab = _slab_of(piece)
-            item.held.remove(begin)
-            self._pieces[slab].remove((item, begin))
-            if not self._pieces[slab]:
-                self._release(slab)
-
-    def release_oldest(self) -> None:
-        """Release the oldest slab."""
-        slab = next(iter(self._pieces))
-        for item, begin in self._pieces[slab]:
-            item.held.remove(begin)
-        self._release(slab)
-
-    def _new_slab(self) -> memoryview:
-        while len(self._pieces) >= self._most:
-            self.release_oldest()
-        slab = mmap.mmap(-1, self._slab, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        self._pieces[slab] = set()
-        return memoryview(slab)
-
-    def _release(self, slab: mmap.mmap) -> None:
-        del self._pieces[slab]  # its memory is free when the last reader has dropped its pieces
-        if self._free is not None and _slab_of(self._free) is slab:
-            self._free = None
-
-
-def _slab_of(piece: memoryview) -> mmap.mmap:
-    assert isinstance(piece.obj, mmap.mmap)
-    return piece.obj

@@ -13,7 +13,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import KW_ONLY, asdict, dataclass
 from functools import lru_cache, partial
 from queue import SimpleQueue
 from threading import Thread
@@ -59,27 +59,18 @@ class Counters:
 THREADS = 16  # for calls that block; a pool of its own, because some calls may never return
 
 
+@dataclass(eq=False)
 class Transient(Exception):
     """A failure after which another attempt may succeed. It never leaves this room."""
 
-    def __init__(
-        self,
-        reason: str,
-        *,
-        throttled: bool = False,
-        wait: float | None = None,
-        attempts: int | None = None,
-        refused: bool = False,
-        silent: bool = False,
-        instead: ShardError | None = None,
-    ) -> None:
-        super().__init__(reason)
-        self.throttled = throttled  # the store wants fewer requests
-        self.wait = wait  # seconds that it asked for (Retry-After)
-        self.attempts = attempts  # more attempts of this kind make no sense
-        self.refused = refused  # no server listens there, or the host does not exist: this was known at once
-        self.silent = silent  # there was no answer, so another attempt may take as long
-        self.instead = instead  # the error for the caller when all attempts have failed so; None: Unreachable
+    reason: str
+    _: KW_ONLY
+    throttled: bool = False  # the store wants fewer requests
+    wait: float | None = None  # seconds that it asked for (Retry-After)
+    attempts: int | None = None  # more attempts of this kind make no sense
+    refused: bool = False  # no server listens there, or the host does not exist: this was known at once
+    silent: bool = False  # there was no answer, so another attempt may take as long
+    instead: ShardError | None = None  # for the caller when all attempts have failed so; None: Unreachable
 
 
 class Clock:
