@@ -33,7 +33,15 @@ from wdsfs.tree.label_files import (
     text_of_files,
 )
 from wdsfs.tree.label_names import Uses
-from wdsfs.tree.label_table import NAMED, OpenLabels, guess_remarks, missing_text, open_labels, refuse_shared
+from wdsfs.tree.label_table import (
+    NAMED,
+    OpenLabels,
+    guess_remarks,
+    missing_text,
+    open_labels,
+    refuse_column,
+    refuse_shared,
+)
 
 AT_ONCE = 10_000  # samples whose rows are looked up together
 
@@ -89,6 +97,8 @@ class SampleTables:
         there: dict[bytes, None] = {}
         for table in self._tables:
             with open_labels(table.files, table.fingerprints) as labels:
+                for name in () if self._columns else labels.columns:
+                    refuse_column(table.files[0], name)
                 there |= dict.fromkeys(labels.columns)
                 self.guesses += guess_remarks(TABLE, labels)
         pairs = [(name, column.name or name) for column in self._columns for name in column.alternatives]

@@ -163,10 +163,7 @@ def _opened(fd: int) -> sqlite3.Connection:
 
 @contextlib.contextmanager
 def open_table(
-    files: LabelFiles,
-    fingerprints: Sequence[Fingerprint],
-    kind: str,
-    fill: Callable[[NewFile], tuple[str, int]],
+    files: LabelFiles, fingerprints: Sequence[Fingerprint], kind: str, fill: Callable[[NewFile], tuple[str, int]]
 ) -> Iterator[int]:
     """Open the table of label files, of this kind, in the cache; `fill` makes it. Raises as `open_labels`."""
     about = repr((FORMAT, *map(tuple, files), *map(tuple, fingerprints)))
@@ -244,7 +241,7 @@ def _pack(file: LabelFile, line: int, values: dict[str, bytes], numbers: dict[st
     for column, value in values.items():
         number = numbers.get(column)
         if number is None:
-            _check_name(file, line, column)
+            _refuse_surrogates(file, line, column)
             if len(numbers) >= COLUMNS_MAX:
                 text = f"too many fields, at {shorten(column)}: the limit is {COLUMNS_MAX:,}"
                 raise label_error(file, line, text)
@@ -253,13 +250,18 @@ def _pack(file: LabelFile, line: int, values: dict[str, bytes], numbers: dict[st
     return b"".join(parts)
 
 
-def _check_name(file: LabelFile, line: int, column: str) -> None:
+def _refuse_surrogates(file: LabelFile, line: int, column: str) -> None:
     try:
-        fits = 0 < len(os.fsencode(column)) <= names.NAME_MAX
+        os.fsencode(column)
     except UnicodeEncodeError:
-        fits = False
-    if not fits or "/" in column or "\0" in column or column in (".", ".."):
-        raise label_error(file, line, f"the column {shorten(column)} cannot be the name of a file; rename it")
+        raise label_error(file, line, f"the column {shorten(column)} has a name that is not text") from None
+
+
+def refuse_column(file: LabelFile, name: bytes) -> None:
+    """Raise ViewError for a column of samples whose name cannot be that of a file."""
+    if len(name) > names.NAME_MAX or b"/" in name or b"\0" in name or name in (b".", b".."):
+        what = f"the column {shorten(names.text_of(name))} cannot be the name of a file"
+        raise label_error(file, None, f"{what}; rename the column, or choose other columns with --columns")
 
 
 # -- lists of keys ---------------------------------------------------------------------------------------------

@@ -51,7 +51,7 @@ from wdsfs.tree.draft import (
 )
 from wdsfs.tree.label_files import text_of_files
 from wdsfs.tree.label_names import Uses
-from wdsfs.tree.label_table import KeyList, OpenLabels, refuse_shared
+from wdsfs.tree.label_table import KeyList, OpenLabels, refuse_column, refuse_shared
 from wdsfs.tree.view_content import FIELD, NOTHING, OWN, VALUES
 
 LISTED = "keys.place"  # the section with how samples of the shard use the list of keys: see `label_names.Uses`
@@ -280,9 +280,11 @@ def add_labels(draft: Draft, labels: OpenLabels) -> Uses:
             for extension, value in lines[0].values.items():
                 number = numbers.get(extension)
                 if number is None:
-                    number = numbers[extension] = (
-                        draft.number_of(extension) if draft.options.wants(extension) else -1
-                    )
+                    number = -1
+                    if draft.options.wants(extension):
+                        refuse_column(files[at][0], extension)
+                        number = draft.number_of(extension)
+                    numbers[extension] = number
                 if number >= 0:
                     row = draft.values.number(value)
                     added.append((entry, number, places[at] << SHIFT | row, len(value), files[at][1].mtime_ns))
