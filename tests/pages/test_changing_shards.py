@@ -76,11 +76,7 @@ def test_a_snapshot_stays_what_it_is(tree: LowerTree, count: int) -> None:
         assert numbers(now) == list(range(40))
         path = now.sample(19).path
         replace(tree, 0, a_shard(count, 1))
-        for question in (
-            lambda: now.sample(19),
-            lambda: now.files(path),
-            lambda: now.number_at(path),
-        ):
+        for question in (lambda: now.sample(19), lambda: now.files(path), lambda: now.number_at(path)):
             with pytest.raises(StaleShard):
                 question()
         assert (now.total, now.first_of(1), now.sample(39).number) == (40, 20, 39)

@@ -378,18 +378,18 @@ class _Shards:
         shared are opened there.
         """
         outside, new = np.full(len(shown.folders), -1, np.int64), []
-        for folder, path in enumerate(shown.shared):
+        for folder, path in enumerate(shown.named.shared):
             directories = own if path is None else self._directories
             if directories is None:
                 continue
             nid = outside[folder] = directories.reserve(folder if path is None else path)
             if not directories.is_described(nid):
-                holder = int(shown.folder_holder[folder])
+                holder = int(shown.named.folder_holder[folder])
                 parent = self._root if holder < 0 else int(outside[holder])
                 directories.describe(nid, shown.folders[folder], parent)
                 new.append(folder)
         below = np.array([folder for folder in new if folder], np.int64)
         kinds = np.full(len(below), erofs_header.DIRECTORY_ENTRY, np.int64)
         return outside, Outside(
-            outside[shown.folder_holder[below]], outside[below], kinds, shown.names.take(below - 1)
+            outside[shown.named.folder_holder[below]], outside[below], kinds, shown.named.names.take(below - 1)
         )

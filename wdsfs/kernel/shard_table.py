@@ -243,10 +243,10 @@ class _Layout:
     @staticmethod
     def of(shown: ShownColumns, outside: Ints) -> _Layout:
         """Return the columns; `outside` has the inode numbers of folders that lie outside, -1 for the others."""
-        directories = len(shown.folders) + len(shown.samples)
-        outside = np.concatenate([outside, np.full(len(shown.samples), -1)])
+        directories = len(shown.folders) + len(shown.named.samples)
+        outside = np.concatenate([outside, np.full(len(shown.named.samples), -1)])
         first_holder = np.empty(len(shown.members), np.int64)
-        first_holder[shown.name_file[::-1]] = shown.name_holder[::-1]
+        first_holder[shown.name_file[::-1]] = shown.named.member_holder[::-1]
         inside = np.flatnonzero(outside < 0)
         things = np.concatenate([inside, np.arange(len(shown.members)) + directories])
         thing_of = things[np.argsort(np.concatenate([inside, first_holder]), kind="stable")]
@@ -257,7 +257,9 @@ class _Layout:
         kind[directories - 1 :] = erofs_header.FILE_ENTRY
         if shown.targets:
             kind[directories - 1 :][np.isin(shown.name_file, [*shown.targets])] = erofs_header.SYMLINK_ENTRY
-        holder = np.concatenate([shown.folder_holder[1:], shown.sample_holder, shown.name_holder])
+        holder = np.concatenate(
+            [shown.named.folder_holder[1:], shown.named.sample_holder, shown.named.member_holder]
+        )
         return _Layout(directories, outside, first_holder, thing_of, object_of, holder, named, kind)
 
     def names(self, *, outside: bool) -> Ints:
@@ -295,7 +297,7 @@ class ShardTables:
             layout.outside[layout.holder[rows]],
             nids[layout.object_of[layout.named[rows]]],
             layout.kind[rows],
-            self._shown.names.take(rows),
+            self._shown.named.names.take(rows),
         )
 
     def _bounds(self) -> list[int]:
@@ -329,7 +331,7 @@ class ShardTables:
             values[~is_file], values[is_file] = all_of[directories], of_files
             return values
 
-        holder = np.concatenate([shown.folder_holder, shown.sample_holder])[directories]
+        holder = np.concatenate([shown.named.folder_holder, shown.named.sample_holder])[directories]
         above = np.where(holder < 0, self._parent, layout.outside[holder])
         directory_mode, file_mode = self._modes
         modes: Ints | int = file_mode
@@ -349,7 +351,7 @@ class ShardTables:
             holder=layout.object_of[layout.holder[names]] - begin,
             child=layout.object_of[layout.named[names]] - begin,
             kind=layout.kind[names],
-            names=shown.names.take(names),
+            names=shown.named.names.take(names),
             chunks=chunks,
             stored=stored,
         )

@@ -17,12 +17,7 @@ from typing import Any
 
 from wdsfs.pages import decoders, sandbox, wire
 from wdsfs.pages.decoders import Member
-from wdsfs.pages.preview import (
-    Detail,
-    TooMuch,
-    content_of,
-    error_text,
-)
+from wdsfs.pages.preview import Detail, TooMuch, content_of, error_text
 
 BUFFER = 256 << 10  # bytes of a member that are requested at a time, at least
 

@@ -217,11 +217,9 @@ def _to_sample(sample: Sample, filter_: Filter) -> Response:
     return RedirectResponse(f"/sample/{quote(sample.path)}{'?' if filter_ else ''}{filter_.query()}", 303)
 
 
-def number_in(query: Mapping[str, str], field: str, default: int = 0) -> int:
-    """Return a number in an address. Raises UsageError."""
-    text = query.get(field)
-    if text is None:
-        return default
+def number_in(query: Mapping[str, str], field: str) -> int:
+    """Return a number in an address; 0 for none. Raises UsageError."""
+    text = query.get(field, "0")
     if not (text.isascii() and text.isdecimal() and len(text) < 16):
         raise UsageError("a number is expected here")
     return int(text)

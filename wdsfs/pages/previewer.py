@@ -48,11 +48,7 @@ _START = "import sys; sys.path[:] = sys.argv[1:]; from wdsfs.pages.decoding_proc
 _PACKAGE = str(Path(__file__).parents[2])
 _PASSED_VARIABLES = ("PATH", "LANG", "LD_LIBRARY_PATH", "PYTHONHOME")
 # One thread is enough, and the stacks and arenas of more would count as memory.
-_VARIABLES = {
-    "OPENBLAS_NUM_THREADS": "1",
-    "OMP_NUM_THREADS": "1",
-    "MALLOC_ARENA_MAX": "1",
-}
+_VARIABLES = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MALLOC_ARENA_MAX"), "1")
 
 
 @dataclass(frozen=True, slots=True)

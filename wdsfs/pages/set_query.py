@@ -399,11 +399,7 @@ class TableOfSet:
 
     @contextlib.contextmanager
     def _asking(
-        self,
-        now: Snapshot,
-        filter_: Filter,
-        needs: Collection[Column] = (),
-        shards: Collection[int] | None = None,
+        self, now: Snapshot, filter_: Filter, needs: Collection[Column] = (), shards: Collection[int] | None = None
     ) -> Iterator[Ask]:
         """Ask about the samples that pass: SQL where `{rows}` is FROM and WHERE, and the parameters around that.
 

@@ -259,17 +259,12 @@ def refuse_equal_names(columns: Sequence[Column], fields: Sequence[Field]) -> No
     own = [column for column in columns if not column.name]
     shown = [(extension, f"--columns {column.text!r}") for column in own for extension in column.alternatives]
     first: dict[bytes, str] = {}
-    for name, option in made:
+    for at, (name, option) in enumerate(made + shown):
         if name in first:
-            raise _equal_names(first[name], option, name)
-        first[name] = option
-    for name, option in shown:
-        if name in first:
-            raise _equal_names(first[name], option, name)
-
-
-def _equal_names(first: str, other: str, name: bytes) -> UsageError:
-    return UsageError(f"{first} and {other} would both make files called {text_of(name)!r}; give one another name")
+            text = f"{first[name]} and {option} would both make files called {text_of(name)!r}"
+            raise UsageError(f"{text}; give one another name")
+        if at < len(made):  # an alternative may be that of several columns
+            first[name] = option
 
 
 def _extension(text: str) -> bytes:

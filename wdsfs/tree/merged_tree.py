@@ -44,7 +44,7 @@ from wdsfs.tree.shard_set import ShardSet
 from wdsfs.tree.shard_tree import ShardTree
 from wdsfs.tree.shown_names import NameColumns, ShownNames, names_of
 from wdsfs.tree.texts import Texts
-from wdsfs.tree.tree import AT_PARENT, AT_SELF, Entry, ListingRun, LowerTree, Node, View
+from wdsfs.tree.tree import AT_PARENT, Entry, ListingRun, LowerTree, Node, View, own_entries
 
 LOOK_SECONDS = 5.0  # how often a name that does not exist causes a check of all shards
 PLACES_MAX = 1000  # directories whose path is cached
@@ -338,9 +338,6 @@ class MergedTree(ShardTree):
         folder = record.folder_parent[index] if kind_of(where) == FOLDER else record.folder_of(index)
         return self._inode_at(self._place_of(record, folder))
 
-    def _parent_node(self, number: int, record: Record, where: int) -> Node:
-        return self.getattr(self.parent(inodes.pack(self.lower.tag(number), number, where)))
-
     def places(self, inode: int) -> list[tuple[int, bytes]]:
         self._load()
         number, record, where = self._open(inode)
@@ -362,9 +359,7 @@ class MergedTree(ShardTree):
         A cursor has the set's version (9 bits), the shard's number plus one (21 bits), and the position in the
         record.
         """
-        if (
-            self.lower.generations.alarms != self._seen_alarms
-        ):  # a worker of the new set would refuse cursors of the old set
+        if self.lower.generations.alarms != self._seen_alarms:  # a worker of the new set would refuse old cursors
             self._check_all()
         self._load()
         if inode != ROOT and kind_of(inode) != FOLDER:
@@ -374,10 +369,7 @@ class MergedTree(ShardTree):
         if after > AT_PARENT and not self._is_of_this_set(after):
             path = text_of(self._place(inode).path)
             raise StaleShard(f"a shard has changed while {path!r} of the merged tree was listed")
-        if after < AT_SELF:
-            yield Entry(b".", self.getattr(inode), AT_SELF)
-        if after < AT_PARENT:
-            yield Entry(b"..", self.getattr(self.parent(inode)), AT_PARENT)
+        yield from own_entries(self, inode, after)
         after &= (1 << _TAG_SHIFT) - 1
         shard, place = (after >> 32) - 1, self._place(inode)
         for number, record, folder in self._folders_at(place, shard):

@@ -47,7 +47,6 @@ from wdsfs.tree.merged_tree import make_tree
 from wdsfs.tree.shard_set import ShardSet
 from wdsfs.tree.tree import (
     AT_PARENT,
-    AT_SELF,
     DIRECTORY_MODE,
     Entry,
     ListingRun,
@@ -56,6 +55,7 @@ from wdsfs.tree.tree import (
     Totals,
     View,
     folder_path,
+    own_entries,
     resolve,
 )
 from wdsfs.tree.view_content import OWN
@@ -149,6 +149,11 @@ def view_order(
         among.remove(best)
         return best[0]
 
+    return _samples_by(place_of, record)
+
+
+def _samples_by(place_of: Callable[[int], int], record: Record) -> NDArray[np.uint32]:
+    """Return the samples of a record in the order of their places."""
     entries = np.flatnonzero((record.array("entry.flags") & STRAY) == 0)
     order = np.argsort([place_of(entry) for entry in entries.tolist()], kind="stable")
     return entries[order].astype(np.uint32)
@@ -171,9 +176,7 @@ def class_order(record: Record, plain: Record, own: Callable[[int], int | None])
         first = next((row for row in rows if row is not None), None)
         return len(places) if first is None else places[plain.entry_of(first)]
 
-    entries = np.flatnonzero((record.array("entry.flags") & STRAY) == 0)
-    order = np.argsort([place_of(entry) for entry in entries.tolist()], kind="stable")
-    return entries[order].astype(np.uint32)
+    return _samples_by(place_of, record)
 
 
 def samples_of(
@@ -380,9 +383,8 @@ class NumberedTree:
             return self._node_of(what, number)
         node = self.tree.getattr(inode)
         # One link: the subdirectories are not counted.
-        return (
-            node._replace(links=node.links + 1) if inode == ROOT and node.links > 1 and self._has_top() else node
-        )
+        is_counted = inode == ROOT and node.links > 1 and self._has_top()
+        return node._replace(links=node.links + is_counted)
 
     def readlink(self, inode: int) -> bytes:
         what, number = self._kind_and_number(inode)
@@ -425,10 +427,7 @@ class NumberedTree:
             return
         if what == NUMBERED:
             raise NotADirectory(f"inode {inode} is a link")
-        if after < AT_SELF:
-            yield Entry(b".", self.getattr(inode), AT_SELF)
-        if after < AT_PARENT:
-            yield Entry(b"..", self.getattr(self.parent(inode)), AT_PARENT)
+        yield from own_entries(self, inode, after)
         level, children = _LEVELS[what], self._below(what, number)
         for child in children[max(after - _FIRST + 1, 0) :]:
             cursor = child - children.start + _FIRST

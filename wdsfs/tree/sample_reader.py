@@ -239,7 +239,7 @@ class SampleReader:
         in_classes: bool = False,
         skip_unreadable: bool = False,
     ) -> None:
-        self._lower, self._lock, self._shown, self._in_classes = lower, lock, ShownNames(View()), in_classes
+        self._lower, self.lock, self._shown, self._in_classes = lower, lock, ShownNames(View()), in_classes
         self._columns: dict[int, _ShardColumns] = {}
         self._snapshot, self._old_at = -1, 0.0
         self._table = b""  # the key of the table of keys in the index
@@ -265,11 +265,6 @@ class SampleReader:
         self.digest = digest.digest()  # the same in each process that opens the same set
 
     @property
-    def lock(self) -> AbstractContextManager[Any]:
-        """The lock that is held for every call of the set."""
-        return self._lock
-
-    @property
     def shards(self) -> int:
         """The number of shards."""
         return len(self._ends)
@@ -289,7 +284,7 @@ class SampleReader:
         """
         ends = self._ends
         shard = bisect_right(ends, number)
-        with self._lock:
+        with self.lock:
             columns = self._opened(shard)
             entry = columns.order[number - ends[shard - 1] if shard else number]
             sample: Sample = {"__key__": columns.key(entry), "__shard__": columns.shard}
@@ -312,7 +307,7 @@ class SampleReader:
             for read in reads:
                 read.into(sample)
         finally:
-            with self._lock:
+            with self.lock:
                 for read in reads:
                     read.content.file.let_go()
         return sample
@@ -339,7 +334,7 @@ class SampleReader:
             own = self.numbers(shard)
             if own.start >= numbers.stop or not left:
                 break
-            with self._lock:
+            with self.lock:
                 columns = self._opened(shard)
                 first, stop = max(numbers.start, own.start) - own.start, min(numbers.stop, own.stop) - own.start
                 for begin, end in columns.ranges(first, stop):
@@ -380,13 +375,13 @@ class SampleReader:
 
     def keys(self, shard: int) -> list[str]:
         """Return the keys of the samples of a shard, in the order of the tar. Raises ShardErrors."""
-        with self._lock:
+        with self.lock:
             columns = self._open(shard)
             return [columns.key(entry) for entry in columns.order]
 
     def find(self, key: str) -> list[int]:
         """Return the numbers of the samples with this key, or with this shard and key. Raises ShardErrors."""
-        with self._lock:
+        with self.lock:
             numbers = self._with_key(key, range(len(self._lower)))
             name, slash, rest = key.partition("/")
             if not numbers and slash:

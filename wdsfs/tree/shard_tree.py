@@ -25,18 +25,7 @@ from wdsfs.tree.indexing import NotIndexed
 from wdsfs.tree.shard_set import ShardSet
 from wdsfs.tree.shown_names import NameColumns, ShownColumns, ShownNames, columns_of, names_of, parent_folder
 from wdsfs.tree.statistics import SetTotals
-from wdsfs.tree.tree import (
-    AT_PARENT,
-    AT_SELF,
-    DIRECTORY_MODE,
-    XATTR,
-    Entry,
-    ListingRun,
-    Node,
-    Totals,
-    View,
-    resolve,
-)
+from wdsfs.tree.tree import DIRECTORY_MODE, XATTR, Entry, ListingRun, Node, Totals, View, own_entries, resolve
 
 _SHARD_TOP = position(FOLDER, 0)  # the directory of a shard
 _FIRST_SHARD = 3  # the cursor of the first child of the top
@@ -145,14 +134,12 @@ class ShardTree:
             first = record.entry_member[index]
             mtime, links = record.mtime_ns(first), 2
         else:
-            links = 2 + self._count_directories(record, index)
+            links = 2
+            links += len(record.child_folders(index)) if self.files_layout else record.count_directories(index)
             if self.files_layout and index:  # the directory of a shard has the time of the shard
                 own = record.folder_mtime_ns(index)
                 mtime = mtime if own is None else own
         return Node(inodes.pack(self.lower.tag(number), number, where), self.directory_mode, links, 0, mtime)
-
-    def _count_directories(self, record: Record, folder: int) -> int:
-        return len(record.child_folders(folder)) if self.files_layout else record.count_directories(folder)
 
     def _shard_node(self, number: int) -> Node:
         """Return the directory of a shard, without its record: a set may have many shards, some of them broken."""
@@ -196,10 +183,7 @@ class ShardTree:
         number, record, where = self._open(inode)
         if kind_of(where) == MEMBER:
             raise NotADirectory(f"inode {inode} is a file")
-        if after < AT_SELF:
-            yield Entry(b".", self._node(number, record, where), AT_SELF)
-        if after < AT_PARENT:
-            yield Entry(b"..", self._parent_node(number, record, where), AT_PARENT)
+        yield from own_entries(self, inode, after)
         children = self.names.children(record, where, after)
         if record.is_plain and record.aliases[self.domain] is None:
             yield from self._list_plain(number, record, children)
@@ -217,28 +201,23 @@ class ShardTree:
             return self._run_of_sample(inode, after, most)
         if kind_of(inode) != FOLDER or kind_of(after) not in (SAMPLE, MEMBER):
             return None
-        number, record, where = self._open(inode)
+        _, record, where = self._open(inode)
         if not record.is_plain or record.aliases[self.domain] is not None:
             return None
-        # `max` below, since a client can seek to a cursor of another directory.
-        first, entries = index_of(after) + 1, record.folder_entries(index_of(where))
-        base = inodes.pack(self.lower.tag(number), number, 0)
+        entries = record.folder_entries(index_of(where))
         if self.files_layout and kind_of(after) == MEMBER:
-            first = max(first, record.entry_member[entries.start])
-            members = range(first, min(first + most, record.entry_member[entries.stop]))
-            child = position(MEMBER, first)
-            names, sizes, times = record.file_names(members), record.sizes(members), record.mtimes_ns(members)
-            return ListingRun(names, base | child, child, self.file_mode, 1, sizes, times)
-        if not self.files_layout and kind_of(after) == SAMPLE and record.all_listed:
-            first = max(first, entries.start)
-            chosen = range(first, min(first + most, entries.stop))
-            child = position(SAMPLE, first)
-            names = record.entry_name.of(chosen)
-            times = record.mtimes_ns(record.first_members(chosen))
-            return ListingRun(
-                names, base | child, child, self.directory_mode, 2, np.zeros(len(chosen), np.int64), times
-            )
-        return None
+            rest = _rest(record.entry_member[entries.start], record.entry_member[entries.stop], after, most)
+            names, sizes, times = record.file_names(rest), record.sizes(rest), record.mtimes_ns(rest)
+            mode, links = self.file_mode, 1
+        elif not self.files_layout and kind_of(after) == SAMPLE and record.all_listed:
+            rest = _rest(entries.start, entries.stop, after, most)
+            names, sizes = record.entry_name.of(rest), np.zeros(len(rest), np.int64)
+            times = record.mtimes_ns(record.first_members(rest))
+            mode, links = self.directory_mode, 2
+        else:
+            return None
+        child = position(kind_of(after), rest.start)
+        return ListingRun(names, inode - where + child, child, mode, links, sizes, times)
 
     def _run_of_sample(self, inode: int, after: int, most: int) -> ListingRun | None:
         """Return lines of a sample after a cursor, if its files are plain and have their own names."""
@@ -279,17 +258,10 @@ class ShardTree:
 
     def _list_top(self, after: int) -> Iterator[Entry]:
         """Yield the directories of all shards."""
-        if after < AT_SELF:
-            yield Entry(b".", self.getattr(ROOT), AT_SELF)
-        if after < AT_PARENT:
-            yield Entry(b"..", self.getattr(ROOT), AT_PARENT)
-        first = max(after - _FIRST_SHARD + 1, 0)
-        for number in range(first, len(self.lower)) if not self.lower.out else self._shown_from(first):
-            yield Entry(self.lower.shards[number].name, self._shard_node(number), number + _FIRST_SHARD)
-
-    def _shown_from(self, first: int) -> Iterator[int]:
-        """Return the numbers of the shards that are in the set, from this one on."""
-        return (number for number in range(first, len(self.lower)) if number not in self.lower.out)
+        yield from own_entries(self, ROOT, after)
+        for number in range(max(after - _FIRST_SHARD + 1, 0), len(self.lower)):
+            if number not in self.lower.out:
+                yield Entry(self.lower.shards[number].name, self._shard_node(number), number + _FIRST_SHARD)
 
     def numbers(self) -> Iterable[int]:
         """Return the shards that have names in the tree. Raises as a listing does."""
@@ -312,13 +284,6 @@ class ShardTree:
         number, record, where = self._open(inode)
         folder = parent_folder(record, where)
         return ROOT if folder is None else inodes.pack(self.lower.tag(number), number, position(FOLDER, folder))
-
-    def _parent_node(self, number: int, record: Record, where: int) -> Node:
-        """Return the directory that holds the directory at a position."""
-        folder = parent_folder(record, where)
-        if folder is None:
-            return self.getattr(ROOT)
-        return self._node(number, record, position(FOLDER, folder)) if folder else self._shard_node(number)
 
     def places(self, inode: int) -> list[tuple[int, bytes]]:
         """Return every name of an inode except the top: the inode of the directory, and the name in it.
@@ -409,6 +374,12 @@ class ShardTree:
     def totals(self) -> Totals:
         """Return sums over the set, for `df` and `status`. Invalidates all records in use."""
         return self._totals.get()
+
+
+def _rest(start: int, stop: int, after: int, most: int) -> range:
+    """Return at most `most` of these indexes after a cursor, which may be one of another directory."""
+    first = max(start, index_of(after) + 1)
+    return range(first, min(first + most, stop))
 
 
 def _mtime_or_zero(lower: ShardSet, number: int) -> int:

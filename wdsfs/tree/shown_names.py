@@ -242,18 +242,16 @@ class NameColumns(NamedTuple):
 
 
 class ShownColumns(NamedTuple):
-    """All that is shown of a shard; directories are numbered as in `NameColumns`.
+    """All that is shown of a shard: its names, and the attributes of what has them.
 
     `folders` are the nodes of folder directories, and samples have the times (ns) of their directories. For each
     file `members` is its position in the record, `links` the number of its names, `sizes` its size (bytes),
-    `mtimes_ns` its time. `targets` are the targets of symbolic links, by the number of the file. For each name
-    `name_file` is its file, `name_member` its member, `name_holder` its directory.
+    `mtimes_ns` its time. `targets` are the targets of symbolic links, by the number of the file. `name_file` is
+    the file of each name in `named.members`.
     """
 
+    named: NameColumns
     folders: list[Node]
-    folder_holder: Ints
-    samples: Ints
-    sample_holder: Ints
     sample_mtime_ns: Ints
     members: Ints
     links: Ints
@@ -261,10 +259,6 @@ class ShownColumns(NamedTuple):
     mtimes_ns: Ints
     targets: dict[int, bytes]
     name_file: Ints
-    name_member: Ints
-    name_holder: Ints
-    names: Texts
-    shared: list[bytes | None]
 
 
 def columns_of(record: Record, named: NameColumns, folders: list[Node]) -> ShownColumns:
@@ -272,10 +266,8 @@ def columns_of(record: Record, named: NameColumns, folders: list[Node]) -> Shown
     members, name_file = _without_hard_links(record, named.members)
     targets, sizes = _symbolic_links(record, members)
     return ShownColumns(
+        named=named,
         folders=folders,
-        folder_holder=named.folder_holder,
-        samples=named.samples,
-        sample_holder=named.sample_holder,
         sample_mtime_ns=record.mtimes_ns(record.array("entry.member")[named.samples]),
         members=members,
         links=_link_counts(record)[members],
@@ -283,10 +275,6 @@ def columns_of(record: Record, named: NameColumns, folders: list[Node]) -> Shown
         mtimes_ns=record.mtimes_ns(members),
         targets=targets,
         name_file=name_file,
-        name_member=named.members,
-        name_holder=named.member_holder,
-        names=named.names,
-        shared=named.shared,
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import operator
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -65,12 +66,8 @@ class Left(NamedTuple):
 
     def plus(self, other: Left) -> Left:
         """Return the counts of both."""
-        return Left(
-            self.cut + other.cut,
-            self.unreadable + other.unreadable,
-            self.excess + other.excess,
-            self.example or other.example,
-        )
+        cut, unreadable, excess = map(operator.add, self[:3], other[:3])
+        return Left(cut, unreadable, excess, self.example or other.example)
 
 
 def kinds_of(composition: Composition, record: Record) -> KindOf:
@@ -342,13 +339,7 @@ def _flat(value: Any) -> Any:
     return value
 
 
-_ARROW = {
-    type(None): pa.null(),
-    bool: pa.bool_(),
-    int: pa.int64(),
-    float: pa.float64(),
-    str: pa.string(),
-}
+_ARROW = {type(None): pa.null(), bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string()}
 
 
 def common_type(first: Any, second: Any) -> Any:

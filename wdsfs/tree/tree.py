@@ -202,6 +202,14 @@ def resolve(tree: Tree, path: bytes) -> Node:
     return node
 
 
+def own_entries(tree: Tree, inode: int, after: int) -> Iterator[Entry]:
+    """Yield `.` and `..` of a directory, if they come after the cursor."""
+    if after < AT_SELF:
+        yield Entry(b".", tree.getattr(inode), AT_SELF)
+    if after < AT_PARENT:
+        yield Entry(b"..", tree.getattr(tree.parent(inode)), AT_PARENT)
+
+
 def folder_path(tree: LowerTree, inode: int) -> bytes:
     """Return the path of a directory below the top of a tree, with a slash at its end; empty for the top."""
     steps: list[bytes] = []

@@ -48,6 +48,7 @@ from wdsfs.tree.view_record import LABELLED, LISTED, compose, digits_needed, ref
 log = logging.getLogger(__name__)
 
 OpenTable = Callable[..., AbstractContextManager[OpenLabels | KeyList]]  # `open_labels` or `open_key_list`
+Table = TypeVar("Table", bound=OpenLabels | KeyList)
 Found = TypeVar("Found", tuple[str, str], tuple[str, Problem, int])
 
 
@@ -191,24 +192,18 @@ class ViewSet(ShardSet):
 
     def _record_or_refusal(self, number: int, fingerprint: Fingerprint) -> bytes:
         """Return the record of a shard by the index; a refusal if a label file cannot be used."""
-        labels, class_names, keys = (
-            self._companions.labels,
-            self._companions.class_names,
-            self._companions.keys,
-        )
+        keys, class_names = self._companions.keys, self._companions.class_names
         self._wait_for_writers()
         try:
             with ExitStack() as stack:
-                tables = [
-                    open_labels(files, self._watch.fingerprints_of(files), self.access.open) for files in labels
-                ]
+                tables = [self._opened(open_labels, files) for files in self._companions.labels]
                 source = Ingredients(
                     shard=self.shards[number],
                     number=number,
                     record=self.plain.record(number),
                     joined=self._joined,
                     labels=[stack.enter_context(table) for table in tables],
-                    keys=None if keys is None else stack.enter_context(self._key_list(keys)),
+                    keys=None if keys is None else stack.enter_context(self._opened(open_key_list, keys)),
                     class_names=None if class_names is None else read_class_names(class_names),
                     read=self._content.read_member,
                 )
@@ -216,8 +211,11 @@ class ViewSet(ShardSet):
         except (ViewError, UsageError) as error:  # names of classes were right when the mount began
             return refuse(str(error), fingerprint)
 
-    def _key_list(self, files: LabelFiles) -> AbstractContextManager[KeyList]:
-        return open_key_list(files, self._watch.fingerprints_of(files), self.access.open)
+    def _opened(
+        self, open_table: Callable[..., AbstractContextManager[Table]], files: LabelFiles
+    ) -> AbstractContextManager[Table]:
+        """Open the table of these files as they are now. Raises as `open_labels`."""
+        return open_table(files, self._watch.fingerprints_of(files), self.access.open)
 
     def keys_missing(self) -> str | None:
         """Return a warning if no sample has some keys of the list. Raises ViewError if no sample has any.
@@ -277,7 +275,7 @@ class ViewSet(ShardSet):
         tables += [] if keys is None else [("--keys", keys, open_key_list)]
         texts = list[str]()
         for option, files, open_table in tables:
-            with open_table(files, self._watch.fingerprints_of(files), self.access.open) as table:
+            with self._opened(open_table, files) as table:
                 texts += guess_remarks(option, table)
         return texts
 
