@@ -488,13 +488,11 @@ WRONG: dict[str, tuple[str, bytes, str]] = {
     "fields": ("l.csv", b"key,b\nx,1\ny\n", r":3: has 1 fields"),
     "quotes": ("l.csv", b'key,b\nx,"1\n', r":\d: a quote"),
     "twice": ("l.csv", b"key,b,b\n", r":1: .*'b'"),
-    "file name": ("l.csv", b"key,a/b\nx,1\n", r": the column 'a/b' .*rename .* --columns"),
     "semicolons": ("l.csv", b"\xef\xbb\xbfkey;b\nx;1,5\n", r":1: .* with a comma"),
     "commas": ("l.tsv", b"key,b\nx,1\n", r":1: .* with a tab"),
     "utf-16": ("l.csv", "key,b\nx,1\n".encode("utf-16"), r": is in UTF-16"),
     "json in utf-16": ("l.jsonl", '{"key": "x"}'.encode("utf-16"), r": is in UTF-16"),
     "UTF-16 in gzip": ("l.jsonl.gz", gzip.compress('{"key": 1}'.encode("utf-16")), r": is in UTF-16"),
-    "a long name": ("l.csv", b"key," + b"n" * 300 + b"\nx,1\n", r": the column 'n+\.\.\.n+'"),
     "large number": ("l.jsonl", b'{"key": "a", "n": ' + b"9" * 5000 + b"}\n", r":1: is not JSON .*digits\);"),
     "no json": ("l.jsonl", b'{"key": "a"}\n{', r":2: is not JSON"),
     "no object": ("l.jsonl", b"[1]\n", r":1: is not a JSON object"),
@@ -528,11 +526,12 @@ def test_a_line_of_labels_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert labelled(tmp_path, file, missing=SKIP)
 
 
-def test_a_column_that_cannot_be_a_file_matters_only_where_it_is_shown(tmp_path: Path) -> None:
-    file = as_csv(tmp_path / "l.csv", [{"key": "d/a", "a/b": "1", "..": "2", "n" * 300: "3", "good": "4"}])
+@pytest.mark.parametrize("name", ["a/b", "..", "n" * 256])
+def test_a_column_that_cannot_be_a_file_matters_only_where_it_is_shown(tmp_path: Path, name: str) -> None:
+    file = as_csv(tmp_path / "l.csv", [{"key": "d/a", name: "1", "good": "2"}])
     found = labelled(tmp_path, file, columns=columns_of(["good"]), missing=SKIP)
-    assert found == {b"d/a": {b"good": b"4"}}
-    with pytest.raises(ViewError, match=r"l\.csv: the column 'a/b' "):
+    assert found == {b"d/a": {b"good": b"2"}}
+    with pytest.raises(ViewError, match=rf"l\.csv: the column '{name[:9]}.*rename .* --columns"):
         labelled(tmp_path, file, missing=SKIP)
 
 
@@ -632,6 +631,7 @@ def test_samples_without_a_class(tmp_path: Path, policy: str) -> None:
         b'{"a": {"b": "."}}',
         b'{"a": {"b": ""}}',
         b'{"a": {"b": "x\xc2\xa0"}}',
+        b'{"a": {"b": true}}',
     ]
     samples = [(b"k%d" % n, [(b"json", text)]) for n, text in enumerate(texts)]
     shard = write(tmp_path / "s.tar", samples)
@@ -641,7 +641,7 @@ def test_samples_without_a_class(tmp_path: Path, policy: str) -> None:
             classes(tmp_path, [shard], **options)
         return
     rest = [] if policy == SKIP else [f"%/s--k{n}.json" for n in range(2, 8)]
-    named = ["3/s--k0.json", "x/s--k1.json", "x\xa0/s--k8.json"]
+    named = ["3/s--k0.json", "true/s--k9.json", "x/s--k1.json", "x\xa0/s--k8.json"]
     assert sorted(classes(tmp_path, [shard], **options)) == [*rest, *named]
 
 
@@ -1024,7 +1024,7 @@ def test_labels_and_joined_shards_change_under_a_mount(program: Program) -> None
         assert sorted(os.listdir(sample)) == ["cls", "depth", "label", "txt"]
         status = program.json("status", mounted.path)[0]
         assert status["composition"] == "--join j.tar --associate l.jsonl"
-        mounted.expected.append("label files, joined shards or lists have changed")
+        mounted.expected.append("tables, joined shards or lists have changed")
         mounted.allowed.append(r"has changed|nothing is shown of this shard|is not in ")
         as_lines(file, [{"key": key, "label": "newer"} for key in keys])
         wait_until(lambda: asked(Path.read_text, sample / "label") == "newer", "the new label")

@@ -7,6 +7,7 @@ alphabet. If a class has no sample, the classes after it get lower labels. Loade
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
@@ -165,7 +166,7 @@ def _class_in_json(draft: Draft, entry: int, data: bytes) -> str | None:
     value = json_fields.find(document, json_fields.parse_path(draft.options.class_field))
     if isinstance(value, str):
         return value.strip(WHITE_SPACE)
-    return str(value) if isinstance(value, int) and not isinstance(value, bool) else None
+    return json.dumps(value) if isinstance(value, int) else None  # a whole number, true or false
 
 
 def _bad_class(draft: Draft, entry: int, what: str) -> None:

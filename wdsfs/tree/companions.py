@@ -145,7 +145,7 @@ class CompanionWatch:
         """Log that companions have changed, once for each change."""
         if self._logged != self._seen:
             self._logged = self._seen
-            log.warning("label files, joined shards or lists have changed; files that were open get ESTALE")
+            log.warning("tables, joined shards or lists have changed; files that were open get ESTALE")
 
     def _fingerprints(self) -> list[Fingerprint]:
         fingerprints = [self._access.look(shard.path) for shard in self._companions.shards]

@@ -25,7 +25,19 @@ from wdsfs.tree.indexing import NotIndexed
 from wdsfs.tree.shard_set import ShardSet
 from wdsfs.tree.shown_names import NameColumns, ShownColumns, ShownNames, columns_of, names_of, parent_folder
 from wdsfs.tree.statistics import SetTotals
-from wdsfs.tree.tree import DIRECTORY_MODE, XATTR, Entry, ListingRun, Node, Totals, View, own_entries, resolve
+from wdsfs.tree.tree import (
+    AT_PARENT,
+    AT_SELF,
+    DIRECTORY_MODE,
+    XATTR,
+    Entry,
+    ListingRun,
+    Node,
+    Totals,
+    View,
+    own_entries,
+    resolve,
+)
 
 _SHARD_TOP = position(FOLDER, 0)  # the directory of a shard
 _FIRST_SHARD = 3  # the cursor of the first child of the top
@@ -183,7 +195,10 @@ class ShardTree:
         number, record, where = self._open(inode)
         if kind_of(where) == MEMBER:
             raise NotADirectory(f"inode {inode} is a file")
-        yield from own_entries(self, inode, after)
+        if after < AT_SELF:
+            yield Entry(b".", self._node(number, record, where), AT_SELF)
+        if after < AT_PARENT:
+            yield Entry(b"..", self.getattr(self.parent(inode)), AT_PARENT)
         children = self.names.children(record, where, after)
         if record.is_plain and record.aliases[self.domain] is None:
             yield from self._list_plain(number, record, children)

@@ -242,7 +242,7 @@ class NameColumns(NamedTuple):
 
 
 class ShownColumns(NamedTuple):
-    """All that is shown of a shard: its names, and the attributes of what has them.
+    """All that is shown of a shard: names and attributes.
 
     `folders` are the nodes of folder directories, and samples have the times (ns) of their directories. For each
     file `members` is its position in the record, `links` the number of its names, `sizes` its size (bytes),
