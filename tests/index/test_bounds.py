@@ -8,13 +8,13 @@ import random
 import subprocess
 import sys
 import tarfile
-import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from tests import tars
+from tests.tar.test_scan import peak_below
 from tests.tars import END, HARD_LINK, SYMLINK, A
 from wdsfs.errors import CorruptShard
 from wdsfs.index import member_draft, record_builder, record_check
@@ -110,15 +110,9 @@ def test_end_marks_and_global_headers_by_turns_take_no_memory(monkeypatch: pytes
     monkeypatch.setattr(scan, "WEIGHT_MAX", 1 << 16)
     tar = (tars.pax({b"comment": b"x"}, b"g") + bytes(512)) * 10_000 + A + END
     problems, marks = Problems(), list[int]()
-    with tars.opened(tar) as fd:
-        tracemalloc.start()
-        try:
-            names = [name for chunk in scan.scan(fd, problems, marks=marks) for name in chunk.names]
-            peak = tracemalloc.get_traced_memory()[1]
-        finally:
-            tracemalloc.stop()
+    with tars.opened(tar) as fd, peak_below(4 << 20):
+        names = [name for chunk in scan.scan(fd, problems, marks=marks) for name in chunk.names]
     assert (len(names), len(marks), len(problems)) == (1, 10_000, 10_000)
-    assert peak < 4 << 20
 
 
 # --- what is beyond a bound ---------------------------------------------------------------------------------

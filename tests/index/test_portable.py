@@ -56,6 +56,12 @@ def write(directory: Path, shards: list[Shard], name: str = "set.wdsidx") -> Pat
     return directory / name
 
 
+def made(home: Path, count: int) -> tuple[Path, list[Shard]]:
+    """Make shards in a directory, and their portable index."""
+    shards = sets.make(home, count)
+    return write(home, shards), shards
+
+
 @contextlib.contextmanager
 def opened(home: Path, shards: list[Shard]) -> Iterator[Index]:
     """An index that knows nothing, with what is beside the shards."""
@@ -111,7 +117,7 @@ def touched(path: str, target: str) -> None:
 
 
 def test_the_same_shards_give_the_same_bytes_wherever_they_are(tmp_path: Path) -> None:
-    first = write(tmp_path / "a", sets.make(tmp_path / "a", 5))
+    first = made(tmp_path / "a", 5)[0]
     data = first.read_bytes()
     second = moved(tmp_path / "a", tmp_path / "b")
     (tmp_path / "b" / "set.wdsidx").unlink()
@@ -159,7 +165,7 @@ def test_what_is_in_the_file(tmp_path: Path) -> None:
 
 
 def test_a_set_is_used_from_the_file_without_being_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    file = write(tmp_path / "a", sets.make(tmp_path / "a", 3))
+    file = made(tmp_path / "a", 3)[0]
     shards = expand([str(file)])
     assert [one.name for one in shards] == [b"s0", b"s1", b"s2"]
     with opened(tmp_path / "new", shards) as index:
@@ -178,7 +184,7 @@ def test_a_set_is_used_from_the_file_without_being_read(tmp_path: Path, caplog: 
 
 
 def test_shards_without_their_times_are_known_by_their_headers(tmp_path: Path) -> None:
-    write(tmp_path / "a", sets.make(tmp_path / "a", 3))
+    made(tmp_path / "a", 3)[0]
     shards = moved(tmp_path / "a", tmp_path / "b", touched)
     with opened(tmp_path / "new", shards) as index:
         assert list(index.stale(shards, Needed.USABLE)) == []
@@ -224,8 +230,7 @@ def test_another_shard_of_its_size_gives_no_wrong_byte(tmp_path: Path, monkeypat
 
 def test_what_has_changed_is_indexed_with_one_line(tmp_path: Path) -> None:
     home = tmp_path / "a"
-    shards = sets.make(home, 6)
-    file = write(home, shards)
+    file, shards = made(home, 6)
     for number in (1, 4):
         sets.path_of(shards[number]).write_bytes(sets.content(number, samples=9))
     with opened(tmp_path / "new", shards) as index:
@@ -240,8 +245,7 @@ def test_what_has_changed_is_indexed_with_one_line(tmp_path: Path) -> None:
 
 def test_an_update_shares_old_records_and_leaves_readers_theirs(tmp_path: Path) -> None:
     home = tmp_path / "a"
-    shards = sets.make(home, 5)
-    file = write(home, shards)
+    file, shards = made(home, 5)
     before = file.read_bytes()
     with opened(tmp_path / "reader", shards) as reader:
         old = [reader.record(one.key, Fingerprint.at(one.path)) for one in shards]
@@ -262,7 +266,7 @@ def test_an_update_shares_old_records_and_leaves_readers_theirs(tmp_path: Path) 
 
 
 def test_one_that_others_could_have_written_is_copied_not_mapped(tmp_path: Path) -> None:
-    file = write(tmp_path / "a", sets.make(tmp_path / "a", 2))
+    file = made(tmp_path / "a", 2)[0]
     os.link(file, tmp_path / "another name")
     shards = expand([str(file)])
     with opened(tmp_path / "new", shards) as index:
@@ -277,7 +281,7 @@ def test_one_that_others_could_have_written_is_copied_not_mapped(tmp_path: Path)
 
 
 def test_one_that_is_written_over_is_dropped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    file = write(tmp_path / "a", sets.make(tmp_path / "a", 2))
+    file = made(tmp_path / "a", 2)[0]
     shards = expand([str(file)])
     with opened(tmp_path / "new", shards) as index:
         with open(file, "r+b") as opened_file:
@@ -297,8 +301,7 @@ def test_it_is_open_as_long_as_its_index(tmp_path: Path) -> None:
 
 
 def test_who_may_write_one_beside_the_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shards = sets.make(tmp_path / "a", 1)
-    file = write(tmp_path / "a", shards)
+    file, shards = made(tmp_path / "a", 1)
     monkeypatch.delenv("WDSFS_TRUST", raising=False)
     for mode, used in ((0o644, 1), (0o666, 0), (0o600, 1)):
         file.chmod(mode)
@@ -314,8 +317,7 @@ def test_who_may_write_one_beside_the_shards(tmp_path: Path, monkeypatch: pytest
 
 def test_further_files_and_other_readings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A record belongs to how its shard is read; an index that is named may lie anywhere."""
-    shards = sets.make(tmp_path / "a", 2)
-    file = write(tmp_path / "a", shards)
+    file, shards = made(tmp_path / "a", 2)
     (tmp_path / "b").mkdir()
     other = file.rename(tmp_path / "b" / "x.wdsidx")
     assert attached(shards).files == []
@@ -417,8 +419,7 @@ def spoiled(data: bytes, random: random.Random) -> bytes:
 
 def test_a_damaged_file_gives_no_wrong_answer(tmp_path: Path) -> None:
     home = tmp_path / "a"
-    shards = sets.make(home, 3)
-    file = write(home, shards)
+    file, shards = made(home, 3)
     data, right = file.read_bytes(), true_content(shards)
     listings = [sets.listing(Record(build_file(one.path))) for one in shards]
     index = open_index(tmp_path / "new")
@@ -433,7 +434,7 @@ def test_a_damaged_file_gives_no_wrong_answer(tmp_path: Path) -> None:
 
 
 def test_counts_that_no_answer_to_the_kernel_can_hold_are_refused(tmp_path: Path) -> None:
-    file = write(tmp_path, sets.make(tmp_path, 1))
+    file = made(tmp_path, 1)[0]
     found = bytearray(file.read_bytes())
     found[HEADER_SIZE + ROW_SIZE - 40 : HEADER_SIZE + ROW_SIZE] = b"\xff" * 40
     replaced(file, sealed(found))
@@ -449,8 +450,7 @@ def test_a_row_that_disagrees_with_its_record(
     tmp_path: Path, field: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Whoever writes an index can give it right checksums; the row alone is believed until the record is read."""
-    shards = sets.make(tmp_path / "a", 2)
-    file = write(tmp_path / "a", shards)
+    file, shards = made(tmp_path / "a", 2)
     listing = sets.listing(Record(build_file(shards[0].path)))
     head = portable_head.load_index(str(file))
     rows = [head.row(number) for number in range(2)]
@@ -477,8 +477,7 @@ def test_a_row_that_disagrees_with_its_record(
 
 def test_every_bit_that_turns_is_noticed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A head that is damaged is refused, a damaged record named with the way out; never is one used."""
-    shards = sets.make(tmp_path / "a", 3)
-    file = write(tmp_path / "a", shards)
+    file, shards = made(tmp_path / "a", 3)
     data, chosen = file.read_bytes(), random.Random(4)
     index = open_index(tmp_path / "new")
     for at in chosen.sample(range(len(data)), 200):
@@ -570,8 +569,7 @@ def test_a_hostile_record_is_refused(case: str) -> None:
 
 
 def test_of_another_version(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    shards = sets.make(tmp_path / "a", 2)
-    file = write(tmp_path / "a", shards)
+    file, shards = made(tmp_path / "a", 2)
     data = file.read_bytes()
 
     def changed(at: int, number: int) -> None:
@@ -659,8 +657,7 @@ def test_shards_of_a_list_without_strong_etags_are_asked_for(
 
 def test_a_shard_that_is_gone_is_an_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    shards = sets.make(tmp_path / "a", 2)
-    file = write(tmp_path / "a", shards)
+    file, shards = made(tmp_path / "a", 2)
     sets.path_of(shards[0]).unlink()
     with pytest.raises(Exception, match="missing"):
         expand([str(file)])

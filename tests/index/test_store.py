@@ -1100,21 +1100,6 @@ def test_what_is_wrong_decides_whether_the_index_is_kept(
         sets.check(index, shards)
 
 
-def test_a_file_that_does_not_reach_to_its_last_page_is_whole(tmp_path: Path) -> None:
-    """LMDB never writes a page that was given out and freed within one transaction."""
-    shards = sets.make(tmp_path / "shards", 60, samples=1)
-    directory = tmp_path / "index"
-    with opened(directory) as index:
-        index.refresh(shards)
-        for one in shards[:-1]:
-            sets.path_of(one).unlink()
-        assert index.prune() == 59
-        last = index._home.env.info()["last_pgno"]
-    if data_of(directory).stat().st_size < (last + 1) * 4096:
-        with opened(directory) as index:
-            sets.check(index, shards[-1:])
-
-
 # --- pruning ----------------------------------------------------------------------------------------------
 
 

@@ -66,10 +66,7 @@ def test_what_has_come_and_gone() -> None:
     known = [at("/a"), at("/b"), at("/c", gone=5)]
     assert growth.compare(known, [at("/d"), at("/a"), at("/c")]) == ([1], [at("/d"), at("/c")])
     assert growth.compare(known, [at("/b"), at("/a")]) == ([], [])
-
-
-def test_other_samples_left_out_make_another_shard() -> None:
-    other = at("/a", without=frozenset([b"k"]))
+    other = at("/a", without=frozenset([b"k"]))  # other samples are left out: another shard
     assert growth.compare([at("/a")], [other]) == ([0], [other])
 
 

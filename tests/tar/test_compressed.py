@@ -465,42 +465,6 @@ def test_what_can_be_read_without_a_copy_makes_nobody_go(
     assert kinds_in(cache) == ["seek", "seek", "tar", "tar"]
 
 
-def test_the_copies_used_longest_ago_go_first(
-    tmp_path: Path, cache: file_cache.FileCache, limited: Callable[[int], None], nothing_is_recent: None
-) -> None:
-    limited(int(3.5 * len(TAR)))
-    names = [tmp_path / f"{number}.tar.zst" for number in range(5)]
-    for number, name in enumerate(names):
-        write(name, zstd.compress(_samples(seed=number)))
-
-    def copy_of(number: int) -> Path:
-        key = key_of(os.fsencode(names[number]), Fingerprint.of(names[number].stat()))
-        return cache.directory / f"{key}.tar"
-
-    def there() -> list[int]:
-        return [number for number in range(5) if copy_of(number).exists()]
-
-    def used(*numbers: int) -> None:
-        """As if these had been opened in this order long ago: within a tick of the clock times are equal."""
-        for seconds, number in enumerate(numbers):
-            os.utime(copy_of(number), (seconds, seconds))
-
-    with opened(names[0]) as (first, _, _):
-        for name in names[1:3]:
-            with opened(name):
-                pass
-        used(0, 1, 2)
-        with opened(names[3]):  # not the first: somebody has it open
-            assert there() == [0, 2, 3]
-        used(2, 3, 0)
-        with contextlib.ExitStack() as stack:
-            for name in names[2:4]:
-                stack.enter_context(opened(name))
-            stack.enter_context(opened(names[4]))  # all are open: the one opened first loses its name
-            assert there() == [2, 3, 4]
-        assert content_of(first) == _samples(seed=0)
-
-
 def test_prune_removes_what_belongs_to_no_shard(tmp_path: Path, cache: file_cache.FileCache) -> None:
     kept, gone, changed = (write(tmp_path / f"{name}.tar.gz", WHOLE["gz"]) for name in "abc")
     with a_lower(tmp_path, kept, gone, changed) as below:
@@ -514,17 +478,6 @@ def test_prune_removes_what_belongs_to_no_shard(tmp_path: Path, cache: file_cach
         os.symlink(kept.path, kept.path)  # it cannot be looked at
         assert below.index.prune() == 0
         assert kinds_in(cache) == ["", "tar"]
-
-
-@pytest.mark.usefixtures("cache")
-def test_a_copy_is_made_when_a_later_write_would_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else it would be that of the next version, too."""
-    looked_at: list[os.stat_result] = []
-    monkeypatch.setattr(compressed, "wait_for_tick", looked_at.append)
-    write(tmp_path / "one", WHOLE["gz"])
-    for _ in range(2):
-        with opened(tmp_path / "one"):
-            assert [status.st_ino for status in looked_at] == [(tmp_path / "one").stat().st_ino]
 
 
 def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: file_cache.FileCache) -> None:

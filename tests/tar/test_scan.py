@@ -88,6 +88,18 @@ def count_reads(monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
 
 
 @contextlib.contextmanager
+def peak_below(limit: int) -> Iterator[None]:
+    """Fail if Python's memory (bytes) grows by more in the block."""
+    tracemalloc.start()
+    try:
+        yield
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < limit
+
+
+@contextlib.contextmanager
 def count_calls(limit: int) -> Iterator[None]:
     """Fail when the block calls more than `limit` functions, those in C included."""
     calls = 0
@@ -607,29 +619,17 @@ def test_hostile_tars_cost_little(monkeypatch: pytest.MonkeyPatch, case: str) ->
     monkeypatch.setattr(sparse, "SPARSE_MAX", sparse.SPARSE_MAX >> 4)
     tar = HOSTILE[case]()
     count_reads(monkeypatch, READS_A_BYTE * len(tar) + (4 << 20))
-    with tars.opened(tar) as fd:
-        tracemalloc.start()
-        try:
-            with count_calls(CALLS_A_BLOCK * len(tar) // BLOCK + CALLS_A_BLOCK * 100):
-                for _ in scan.scan(fd, []):
-                    pass
-            peak = tracemalloc.get_traced_memory()[1]
-        finally:
-            tracemalloc.stop()
-    assert peak < 64 << 20
+    calls = CALLS_A_BLOCK * len(tar) // BLOCK + CALLS_A_BLOCK * 100
+    with tars.opened(tar) as fd, peak_below(64 << 20), count_calls(calls):
+        for _ in scan.scan(fd, []):
+            pass
 
 
 def test_memory_does_not_grow_with_the_shard() -> None:
     """The scan holds one chunk of members at a time."""
     tar = tars.tar(tars.member(b"a/b.jpg", b"x") * 40_000)
-    with tars.opened(tar) as fd:
-        tracemalloc.start()
-        try:
-            assert sum(len(chunk.names) for chunk in scan.scan(fd, [])) == 40_000
-            peak = tracemalloc.get_traced_memory()[1]
-        finally:
-            tracemalloc.stop()
-    assert peak < 40 << 20
+    with tars.opened(tar) as fd, peak_below(40 << 20):
+        assert sum(len(chunk.names) for chunk in scan.scan(fd, [])) == 40_000
 
 
 def test_a_list_that_is_taken_for_a_shard() -> None:

@@ -11,6 +11,7 @@ import errno
 import glob
 import logging
 import os
+import re
 import shlex
 import stat
 from collections import defaultdict
@@ -46,6 +47,8 @@ LISTING_RATIO = 16
 WITHOUT_MISSING = "; --allow-missing goes on without such shards"
 IMAGE_SUFFIX = ".erofs"
 LIST_SUFFIXES = (".json", ".yaml", ".yml")  # of files that are read as lists of shards
+SEARCHED_NAMES = 10_000  # names of a directory among which one with other leading zeros is looked for
+_ZEROS = re.compile(r"(?<![0-9])0+(?=[0-9])")  # leading zeros of a number
 SEARCHED = 32  # directories inside one without shards, for the message about it
 
 
@@ -145,10 +148,11 @@ def _missing_shards(missing: list[Word], total: int, way_out: str = "") -> SpecE
     if total == 1:
         directory = objects.is_listable(missing[0].path) and not missing[0].path.endswith(SHARD_SUFFIXES)
         hint = "; if it is a directory of shards, end it with a slash" if directory else ""
-        return MissingShard(f"no such shard: {listed}{hint or _shard_before(missing[0].path)}")
-    return MissingShard(
-        f"{len(missing):,} of {total:,} shards are missing: {listed}; check the range and the directory{way_out}"
-    )
+        return MissingShard(
+            f"no such shard: {listed}{hint or _shard_before(missing[0].path) or _other_zeros(missing[0].path)}"
+        )
+    hint = _other_zeros(missing[0].path) or "; check the range and the directory"
+    return MissingShard(f"{len(missing):,} of {total:,} shards are missing: {listed}{hint}{way_out}")
 
 
 def _refused_shards(missing: list[Word], refused: dict[str, ShardError], total: int, way_out: str) -> ShardError:
@@ -167,6 +171,16 @@ def _shard_before(path: str) -> str:
     while not objects.is_url(path) and (place := os.path.dirname(place)) not in ("", "/"):
         if place.endswith(SHARD_SUFFIXES) and os.path.isfile(place):
             return f"; to list the content of a shard: wdsfs ls {shlex.quote(place)}"
+    return ""
+
+
+def _other_zeros(path: str) -> str:
+    """Return the end of a message about a missing shard whose number has other leading zeros in the directory."""
+    directory, name = os.path.split(path)
+    with contextlib.suppress(OSError), os.scandir(directory or ".") as entries:
+        for entry in islice(entries, SEARCHED_NAMES):
+            if _ZEROS.sub("", entry.name) == _ZEROS.sub("", name):
+                return f"; there is {entry.name!r}: write as many leading zeros"
     return ""
 
 
@@ -340,8 +354,9 @@ def _shard_names(directory: str) -> list[str]:
         listed = os.listdir(directory)
     except OSError as error:
         raise UnreadableShard(f"cannot list the directory {directory!r}: {error.strerror}") from error
-    shards = [name for name in listed if name.endswith(SHARD_SUFFIXES) and not name.startswith(".")]
-    return [os.path.join(directory, name) for name in sorted(shards, key=os.fsencode)]
+    return [
+        os.path.join(directory, name) for name in sorted(filter(objects.is_shard_name, listed), key=os.fsencode)
+    ]
 
 
 # -- is it there? ---------------------------------------------------------------------------------------------

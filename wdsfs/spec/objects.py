@@ -195,7 +195,7 @@ def contents(prefix: str) -> dict[str, int | None]:
     """
     url = DOOR.remote.url_of(os.fsencode(prefix))
     objects = [
-        (shard, pin) for shard, pin in _list_prefix(url).objects if _is_shard_name(shard.key[len(url.key) :])
+        (shard, pin) for shard, pin in _list_prefix(url).objects if is_shard_name(shard.key[len(url.key) :])
     ]
     shards = sorted(_pinned_paths(objects), key=os.fsencode)
     if not shards:
@@ -203,7 +203,8 @@ def contents(prefix: str) -> dict[str, int | None]:
     return dict.fromkeys(shards, stat.S_IFREG)
 
 
-def _is_shard_name(name: str) -> bool:
+def is_shard_name(name: str) -> bool:
+    """Return True for the name of a shard, by its suffix; not for a hidden one."""
     return name.endswith(SHARD_SUFFIXES) and "/" not in name and not name.startswith(".")
 
 

@@ -229,13 +229,8 @@ def _needed_records(
         b"uname": OWNER,
         b"gname": OWNER,
     }
-    keys = set(common)
-    if not name_fits:
-        keys.add(b"path")
-    if size > OCTAL_MAX:
-        keys.add(b"size")
-    if not 0 <= mtime <= OCTAL_MAX:
-        keys.add(b"mtime")
+    misfits = {b"path": not name_fits, b"size": size > OCTAL_MAX, b"mtime": not 0 <= mtime <= OCTAL_MAX}
+    keys = {*common, *(key for key, misfit in misfits.items() if misfit)}
     records = [(key, values[key]) for key in OVERRIDABLE if key in keys]
     if b"path" in keys and not is_utf8(name):
         # Values are UTF-8 unless this says otherwise: names are bytes here, in any encoding.

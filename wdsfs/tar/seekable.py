@@ -39,9 +39,9 @@ class _Format(NamedTuple):
     package: str  # the name to install
     module: str
     open: Callable[[Any, int], Any]  # the module and a descriptor -> a file object
-    check: Callable[[Any], None]  # quick checks. Raises Unusable
     places: Callable[[Any], bytes]  # finds the seek points; reads the whole file. Raises Unusable
     take: Callable[[Any, bytes], None]  # gives a file object these seek points
+    check: Callable[[Any], None] = lambda raw: None  # quick checks. Raises Unusable
 
 
 def _read_through(raw: Any) -> bytes:
@@ -60,6 +60,10 @@ def _block_offsets(raw: Any) -> bytes:
     offsets: dict[int, int] = raw.block_offsets()
     _check_pieces(list(offsets.values()))
     return json.dumps(list(offsets.items())).encode()
+
+
+def _take_offsets(raw: Any, places: bytes) -> None:
+    raw.set_block_offsets(dict(json.loads(places)))
 
 
 def _check_frames(raw: Any) -> None:
@@ -84,33 +88,27 @@ _FORMATS = {
         "rapidgzip",
         "rapidgzip",
         lambda module, fd: module.RapidgzipFile(fd, 1, chunk_size=POINT),  # one thread: several processes serve
-        lambda raw: None,
         _read_through,
         _take_gzip,
     ),
     "bzip2": _Format(
-        "rapidgzip",
-        "rapidgzip",
-        lambda module, fd: module.IndexedBzip2File(fd, 1),
-        lambda raw: None,
-        _block_offsets,
-        lambda raw, places: raw.set_block_offsets(dict(json.loads(places))),
+        "rapidgzip", "rapidgzip", lambda module, fd: module.IndexedBzip2File(fd, 1), _block_offsets, _take_offsets
     ),
     "zstd": _Format(
         "indexed_zstd",
         "indexed_zstd",
         lambda module, fd: module.IndexedZstdFile(fd),
-        _check_frames,
         _block_offsets,
-        lambda raw, places: raw.set_block_offsets(dict(json.loads(places))),
+        _take_offsets,
+        _check_frames,
     ),
     "xz": _Format(
         "python-xz",
         "xz",
         lambda module, fd: module.XZFile(f"/proc/self/fd/{fd}"),
-        _check_blocks,
         lambda raw: b"",  # the file has an index at its end
         lambda raw, places: None,
+        _check_blocks,
     ),
 }
 
