@@ -11,10 +11,9 @@ from typing import Any
 
 from wdsfs.index.store import open_index
 from wdsfs.names import PLAIN, Reading
-from wdsfs.overlay import upper_format
-from wdsfs.overlay.upper_format import UpperNode, open_below
-from wdsfs.packing import diff, upper_walk
-from wdsfs.packing.diff import Changes
+from wdsfs.overlay.overlay_directory import OverlayDirectory
+from wdsfs.packing import upper_walk
+from wdsfs.packing.diff import Changes, changes_of
 from wdsfs.spec.expand import expand
 from wdsfs.tree.merged_tree import make_tree
 from wdsfs.tree.shard_set import ShardSet
@@ -74,12 +73,4 @@ def a_tree(
 
 
 def find(tree: LowerTree, upper: Path, rules: upper_walk.Rules = NO_RULES) -> Changes:
-    directory = os.open(upper, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-
-        def open_file(node: UpperNode) -> int:
-            return open_below(directory, node.path())
-
-        return diff.find_changes(tree, upper_format.load_names(directory), open_file, rules)
-    finally:
-        os.close(directory)
+    return changes_of(OverlayDirectory(upper.parent), tree, rules)

@@ -317,40 +317,18 @@ class Model:
         return match[1], match[2]
 
 
-def model_of(world: World, files: dict[bytes, File]) -> Model:
+def model_of(world: World) -> Model:
+    """The model of what a world shows now."""
     model = Model(world)
-    for path, file in files.items():
+    for path, file in world.files.items():
         model.take(path, file)
     return model
 
 
-class Before:
-    """The samples of the shards as they were."""
-
-    def __init__(self, world: World, merge: bool) -> None:
-        self.samples: Samples = {}
-        self.strays: dict[bytes, Column] = {}  # as shown in the files layout
-        self.hidden: dict[bytes, dict[bytes, bytes]] = {}  # members of no sample, by shard
-        self.order: dict[bytes, list[bytes]] = {}
-        for number, members in enumerate(SHARDS):
-            name = b"s%d" % number
-            top = b"" if merge else name
-            for text, content in members:
-                member = text.encode()
-                match = SAMPLE.fullmatch(member)
-                if match is None or member.rpartition(b"/")[2].startswith(b"."):
-                    path = top + b"/" + member if top else member
-                    if content is not None:
-                        data = content[3:].encode() if isinstance(content, str) else content
-                        self.strays[path] = Column(data, 1_600_000_000)
-                        if isinstance(content, bytes):
-                            self.hidden.setdefault(name, {})[member] = data
-                    continue
-                sample = top + b"/" + match[1] if top else match[1]
-                assert isinstance(content, bytes)
-                self.samples.setdefault(sample, {})[match[2]] = Column(content, 1_600_000_000)
-                if sample not in self.order.setdefault(name, []):
-                    self.order[name].append(sample)
+def key_of(member: str) -> str | None:
+    """The key of a member; None for one that is in no sample."""
+    match = SAMPLE.fullmatch(member.encode())
+    return None if match is None or "/." in f"/{member}" else match[1].decode()
 
 
 # --- what diff says ----------------------------------------------------------------------------------------
@@ -363,7 +341,7 @@ def columns_of(old: dict[bytes, Column], new: dict[bytes, Column]) -> tuple[set[
     return set(new.keys() - old.keys()), changed, set(old.keys() - new.keys()), times
 
 
-def check_diff(report: Changes, before: Before, after: Model) -> None:
+def check_diff(report: Changes, before: Model, after: Model) -> None:
     old, new = before.samples, after.samples
     kinds = Counter((sample.kind, sample.path) for sample in report.samples)
     assert not kinds or max(kinds.values()) == 1
@@ -486,11 +464,12 @@ def run(seed: int) -> None:
         with tree_over(shards, home / "index", view, merge) as tree:
             mount = Mount(tree, home / "o")
             world = World(mount, view, merge, rng)
+            before = model_of(world)
             try:
                 for _ in range(rng.randint(1, 14)):
                     world.step()
                 check_whiteouts(tree, home / "o/upper")
-                finish(home, shards, world, tree)
+                finish(home, shards, world, before, tree)
             except BaseException as error:
                 error.add_note(f"seed {seed}, {name}:\n  " + "\n  ".join(world.steps))
                 raise
@@ -498,10 +477,10 @@ def run(seed: int) -> None:
                 mount.close()
 
 
-def finish(home: Path, shards: list[Path], world: World, tree: Any) -> None:
+def finish(home: Path, shards: list[Path], world: World, before: Model, tree: Any) -> None:
     """Look at the diff, put aside what cannot be packed as its reasons say, commit, and read."""
     upper = home / "o/upper"
-    before, after = Before(world, world.merge), model_of(world, world.files)
+    after = model_of(world)
     report = find(tree, upper)
     assert {remark.path for remark in report.leavings} == after.left
     assert {remark.path for remark in report.unpackable + report.conflicts} == after.bad
@@ -522,10 +501,9 @@ def finish(home: Path, shards: list[Path], world: World, tree: Any) -> None:
     outputs, left_out = commit(home, shards, world, tree, CommitOptions(**options))
     contents = [path.read_bytes() for path in outputs]
     assert left_out == after.left | after.bad
-    hidden = {top: dict(members) for top, members in before.hidden.items()} if world.view is not FILES else {}
-    check_written(home, outputs, contents, after, hidden, may_meet)
+    check_written(home, outputs, contents, after, may_meet)
     if kind != "in place":
-        check_order(contents, before, after)
+        check_order(contents, after)
 
 
 def commit(
@@ -550,15 +528,14 @@ def commit(
     return (sorted(where.glob("*.tar")) if where.is_dir() else []), left_out
 
 
-def check_written(
-    home: Path,
-    outputs: list[Path],
-    contents: list[bytes],
-    after: Model,
-    hidden: dict[bytes, dict[bytes, bytes]],
-    may_meet: bool,
-) -> None:
+def check_written(home: Path, outputs: list[Path], contents: list[bytes], after: Model, may_meet: bool) -> None:
     world = after.world
+    hidden: dict[bytes, dict[bytes, bytes]] = {}  # members of no sample, which only the files layout shows
+    for number, shown_members in enumerate(SHARDS if world.view is not FILES else ()):
+        some = {
+            name.encode(): data for name, data in shown_members if key_of(name) is None and isinstance(data, bytes)
+        }
+        hidden[b"s%d" % number] = some
     names = [b"s0", b"s1"]
     expected: list[dict[bytes, bytes]]
     if world.merge:
@@ -601,14 +578,14 @@ def beside_folders(paths: dict[bytes, bytes], shards: dict[bytes, dict[bytes, by
     return found
 
 
-def check_order(contents: list[bytes], before: Before, after: Model) -> None:
+def check_order(contents: list[bytes], after: Model) -> None:
     """Samples that are still there are in their shard, in the order that they had."""
-    for number, data in enumerate(contents[: len(SHARDS)]):
-        name = b"s%d" % number
-        top = b"" if after.world.merge else name + b"/"
-        now = [top + sample["__key__"].encode() for sample in tars.by_webdataset(data)]
-        left = [path for path in before.order[name] if path in after.samples]
-        assert [path for path in now if path in left] == left
+    for number, (data, members) in enumerate(zip(contents, SHARDS, strict=False)):
+        top = "" if after.world.merge else f"s{number}/"
+        now = [sample["__key__"] for sample in tars.by_webdataset(data)]
+        order = dict.fromkeys(key for name, _ in members if (key := key_of(name)))
+        left = [key for key in order if (top + key).encode() in after.samples]
+        assert [key for key in now if key in left] == left
 
 
 @pytest.mark.parametrize("group", range(GROUPS))

@@ -171,21 +171,18 @@ class Writer(threading.Thread):
             self.done += 1
 
     def _draw(self) -> Drawn:
-        folder = self._some(Path.is_dir)
-        new = f"n{self.done}"
-        data, offset = self.random.randbytes(self.random.randrange(20_000)), self.random.randrange(10_000)
-        place = new if self.random.random() < 0.5 else f"{folder}/{new}"
-        return Drawn(self._file(), self._file(), folder, place, data, offset, self.random.random() < 0.5)
+        """Draw quickly: while a thread does this, no request of another one is under way."""
+        chance, new = self.random, f"n{self.done}"
+        with os.scandir(self.plain) as entries:
+            names = {entry.name: entry.is_dir() for entry in entries}
+        folder = chance.choice([name for name, is_folder in names.items() if is_folder])
+        some = chance.sample([*names], 2)
+        old, other = (f"{name}/{chance.choice(self._in(name))}" if names[name] else name for name in some)
+        data, offset = chance.randbytes(chance.randrange(20_000)), chance.randrange(10_000)
+        return Drawn(old, other, folder, chance.choice([new, f"{folder}/{new}"]), data, offset, offset < 5000)
 
-    def _file(self) -> str:
-        name = self._some(lambda path: path.is_file() or any(path.iterdir()))
-        while (self.plain / name).is_dir():
-            name += "/" + self.random.choice([*sorted(os.listdir(self.plain / name)), "missing"])
-        return name
-
-    def _some(self, suits: Callable[[Path], bool]) -> str:
-        names = sorted(os.listdir(self.plain))
-        return next(name for name in iter(lambda: self.random.choice(names), None) if suits(self.plain / name))
+    def _in(self, folder: str) -> list[str]:
+        return os.listdir(self.plain / folder) or ["missing"]
 
 
 @contextlib.contextmanager

@@ -105,10 +105,10 @@ def test_the_bytes_of_new_shards(
 
 
 def test_new_directories_become_further_shards(tmp_path: Path) -> None:
-    upper = {"more": {"y": {"txt": b""}, "x": {"txt": b""}}, "again": {"x": {"txt": b""}}}
+    upper = {"more": {"ya": {"txt": b""}, "xb": {"txt": b""}}, "again": {"x": {"txt": b""}}}
     contents = Set(tmp_path, FIRST, SECOND).edit(upper).commit()
     assert contents[:2] == [FIRST, SECOND]
-    assert keys(*contents[2:]) == [["x"], ["x", "y"]]
+    assert keys(*contents[2:]) == [["x"], ["xb", "ya"]]
 
 
 def test_merged_new_samples_become_further_shards(tmp_path: Path) -> None:

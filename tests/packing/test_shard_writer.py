@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests import tars
@@ -122,6 +123,15 @@ def test_pieces_that_follow_each_other_are_one() -> None:
         CopiedRange(1, 0, 512),
     ]
     assert joined(pieces) == [CopiedRange(0, 0, 1024), CopiedRange(1, 1024, 2048), CopiedRange(1, 0, 512)]
+
+
+def test_places_within_ranges() -> None:
+    heads = np.arange(0, 100, 10)
+    places = plan.MemberPlaces(heads, heads + 10, heads + 1)
+    ranges = [CopiedRange(0, 0, 10), CopiedRange(0, 70, 90), CopiedRange(0, 90, 200), CopiedRange(0, 30, 40)]
+    assert places.within(ranges).heads.tolist() == [0, 30, 70, 80, 90]
+    assert places.within(ranges[3:]).sizes.tolist() == [31]
+    assert not len(places.within([]).ends)
 
 
 # --- cutting -----------------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from wdsfs.overlay.upper_format import DIRECTORY, FILE, MODE, OPEN_DIRECTORY, SY
 NOREPLACE, EXCHANGE, WITH_WHITEOUT = 1, 2, 4  # flags of renameat2(2)
 FILE_FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # of open(2), for files of the upper
 DESCRIPTORS = 128  # open directories, and as many open files; at most an eighth of what the process may have
+_ATTRIBUTED = (FILE, DIRECTORY)  # kinds of nodes that have attributes of users
 _LEAST = 8  # descriptors that always stay open: a call needs a few at a time
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -210,11 +211,11 @@ class UpperFiles:
             if fd is not None:
                 os.close(fd)
 
-    def _attributed(self, node: UpperNode) -> int | None:
-        """Return a descriptor of a file or directory; None for other nodes, which have no attributes of users."""
-        if node.kind == FILE:
-            return self.file(node)
-        return self.directory(node) if node.kind == DIRECTORY else None
+    def _attributed(self, node: UpperNode, error: int = errno.ENODATA) -> int:
+        """Return a descriptor of a file or directory. Raises OSError for other nodes: they have no attributes."""
+        if node.kind not in _ATTRIBUTED:
+            raise OSError(error, os.strerror(error))
+        return self.file(node) if node.kind == FILE else self.directory(node)
 
     # --- reading
 
@@ -230,14 +231,10 @@ class UpperFiles:
         return os.readlink(node.name, dir_fd=self.where(node))
 
     def listxattr(self, node: UpperNode) -> list[bytes]:
-        fd = self._attributed(node)
-        return [] if fd is None else [os.fsencode(name) for name in os.listxattr(fd)]
+        return list(map(os.fsencode, os.listxattr(self._attributed(node)))) if node.kind in _ATTRIBUTED else []
 
     def getxattr(self, node: UpperNode, name: bytes) -> bytes:
-        fd = self._attributed(node)
-        if fd is None:
-            raise OSError(errno.ENODATA, os.strerror(errno.ENODATA))
-        return os.getxattr(fd, name)
+        return os.getxattr(self._attributed(node), name)
 
     # --- changing
 
@@ -297,16 +294,12 @@ class UpperFiles:
         return node.name, self.where(node)
 
     def setxattr(self, node: UpperNode, name: bytes, value: bytes, flags: int = 0) -> None:
-        fd = self._attributed(node)
-        if fd is None:
-            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+        fd = self._attributed(node, errno.EPERM)
         node.dirty = True
         self.calls.setxattr(fd, name, value, flags)
 
     def removexattr(self, node: UpperNode, name: bytes) -> None:
         fd = self._attributed(node)
-        if fd is None:
-            raise OSError(errno.ENODATA, os.strerror(errno.ENODATA))
         node.dirty = True
         self.calls.removexattr(fd, name)
 

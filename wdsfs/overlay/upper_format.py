@@ -88,10 +88,6 @@ class UpperNode:
         self.own = self.inode
         self.children = {} if self.kind == DIRECTORY else _NO_CHILDREN
 
-    def __repr__(self) -> str:
-        kind = ("file", "directory", "symlink", "whiteout", "other")[self.kind]
-        return f"<{kind} {os.fsdecode(self.path())!r} inode {self.inode:#x}>"
-
     @property
     def is_orphan(self) -> bool:
         """True for a node in work/orphans, which has lost its last name."""

@@ -1,6 +1,6 @@
 """The changes of an overlay, sample by sample, for `wdsfs diff` and for a commit.
 
-`find_changes` walks the upper beside the tree of the lower (`upper_walk.py`). It matches renamed samples with
+`changes_of` walks the upper beside the tree of the lower (`upper_walk.py`). It matches renamed samples with
 their former names, and lists the files that no tar of samples can hold, or that readers would mix up. It writes
 nothing.
 
@@ -199,10 +199,8 @@ class SampleSummary:
                 self.result.shards[number] = changes
         self._note_added()
         self._note_unextractable()
-        self.result.leavings.sort()
-        self.result.unpackable.sort()
-        self.result.conflicts.sort()
-        self.result.notes.sort()
+        for remarks in (self.result.leavings, self.result.unpackable, self.result.conflicts, self.result.notes):
+            remarks.sort()
         return self.result
 
     def _gather(self) -> None:
@@ -210,11 +208,11 @@ class SampleSummary:
         walk = self.walk
         for number, members in walk.gone.items():
             members.difference_update(walk.files.get(number, ()), walk.covering.get(number, ()))
-            record = walk.record(number)
+            record = walk.lower.record(number)
             for member in members:
                 self._old_sample(number, record, record.entry_of(member)).gone.add(member)
         for number, files in walk.files.items():
-            record, timed = walk.record(number), walk.times.get(number, set())
+            record, timed = walk.lower.record(number), walk.times.get(number, set())
             for member, file in files.items():
                 sample = self._old_sample(number, record, record.entry_of(member))
                 sample.replaced[member] = file
@@ -222,7 +220,7 @@ class SampleSummary:
                     sample.timed |= {member}
         for home in sorted(walk.fresh, key=_order):
             if home.shard is not None and home.entry >= 0:
-                sample = self._old_sample(home.shard, walk.record(home.shard), home.entry)
+                sample = self._old_sample(home.shard, walk.lower.record(home.shard), home.entry)
                 sample.added, sample.key = walk.fresh[home], home.key
             else:
                 self.fresh.append(_FreshSample(home, walk.fresh[home]))
@@ -235,7 +233,7 @@ class SampleSummary:
 
     def _extensions(self, sample: _OldSample) -> list[tuple[int, bytes]]:
         """Return the members of a sample, with their extensions, as its shard has them."""
-        record = self.walk.record(sample.number)
+        record = self.lower.record(sample.number)
         return [(member, record.extension(member)) for member in sample.members]
 
     def _shown_path(self, sample: _OldSample) -> bytes:
@@ -271,7 +269,7 @@ class SampleSummary:
         if place is None:
             return None
         number, where = place
-        record = self.walk.record(number)
+        record = self.lower.record(number)
         entry = index_of(where) if kind_of(where) == SAMPLE else record.entry_of(index_of(where))
         return None if record.entry_flags[entry] & STRAY else (number, entry)
 
@@ -308,7 +306,7 @@ class SampleSummary:
 
     def _shard(self, number: int, samples: list[_OldSample]) -> ShardChanges:
         """Return the changes of a shard, of these samples and of new ones."""
-        record = self.walk.record(number)
+        record = self.lower.record(number)
         changes = ShardChanges(fingerprint=record.fingerprint)
         for sample in sorted(samples, key=lambda sample: record.member(record.entry_member[sample.entry]).head):
             if sample:
@@ -419,7 +417,7 @@ class SampleSummary:
         known = set[bytes]()
         if self.walk.lower.shards:  # a set can begin without any
             with contextlib.suppress(ShardError):
-                record = self.walk.record(fresh.home.shard or 0)
+                record = self.lower.record(fresh.home.shard or 0)
                 known.update(record.extension_name.of(range(len(record.extension_name))))
         return 2 * len(known & own) < len(own)
 
@@ -431,7 +429,7 @@ class SampleSummary:
             samples = (sample.members for sample in changes.appended)
             moved = (changes.members.get(member, ()) for member in self._moved_members(number))
             new = [*chain.from_iterable((*moved, *changes.following.values(), *samples))]
-            self._note_unextractable_of(new, self.walk.record(number), changes)
+            self._note_unextractable_of(new, self.lower.record(number), changes)
         for further in self.result.further.values():
             self._note_unextractable_of([member for sample in further for member in sample.members], None, None)
 
@@ -539,25 +537,17 @@ def _key_of(name: bytes) -> bytes:
 
 
 def changes_of(place: OverlayDirectory, tree: LowerTree, rules: Rules = Rules()) -> Changes:  # noqa: B008  # immutable
-    """Return the changes of an overlay over this tree; raises what `find_changes` raises."""
-    with open_upper(place) as directory:
-        return find_changes(tree, load_upper(place), lambda node: open_below(directory, node.path()), rules)
+    """Return the changes of the tree by an overlay.
 
-
-def find_changes(
-    tree: LowerTree,
-    upper: UpperNode,
-    open_file: Callable[[UpperNode], int],
-    rules: Rules = Rules(),  # noqa: B008  # immutable
-) -> Changes:
-    """Return the changes of the tree by the upper. `open_file` opens a file of the upper.
-
-    Raises ShardErrors for shards that are needed and cannot be read, OSErrors of the upper.
+    Raises ShardErrors for shards that are needed and cannot be read, OSErrors of the upper, OverlayUnusable.
     """
-    return indexed(_collect, tree, upper, open_file, rules)
+    with open_upper(place) as directory:
+        upper = load_upper(place)
+        return indexed(_collect, tree, upper, lambda node: open_below(directory, node.path()), rules)
 
 
 def _collect(tree: LowerTree, upper: UpperNode, open_file: Callable[[UpperNode], int], rules: Rules) -> Changes:
+    """Return the changes of the tree by the upper, whose files `open_file` opens."""
     walk = Walk(tree, open_file, rules)
     tree.prepare()
     walk.directory(upper, Spot(b"", ROOT))

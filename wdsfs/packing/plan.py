@@ -571,6 +571,14 @@ class Targets:
         self._targets.add(place)
 
 
+def refuse_beyond(target: bytes) -> None:
+    """Raise CommitError for this file that has a name after the last shard of a set."""
+    raise CommitError(
+        f"{os.fsdecode(target)} exists, but this set has fewer shards: a glob over the set would match the file, "
+        "too; remove it and those with higher numbers, or choose another --output"
+    )
+
+
 def refuse_below(plan: Plan, directory: str, what: str) -> None:
     """Raise UsageError for a new shard that would be in this directory, which is `what`."""
     top = os.path.realpath(os.fsencode(directory))

@@ -24,7 +24,7 @@ from wdsfs.errors import CommitError, ShardError, bytes_text, several
 from wdsfs.index import process_pool
 from wdsfs.index.record import Record
 from wdsfs.packing.cluster_units import ClusterRun, changed_since_planned, remove_attempts
-from wdsfs.packing.plan import COPY, LINK, Output, Plan, SourceShard, Step
+from wdsfs.packing.plan import COPY, LINK, Output, Plan, SourceShard, Step, refuse_beyond
 from wdsfs.packing.shard_writer import Contents, ObjectOutputs, ShardWriter
 from wdsfs.packing.source_layout import layout
 from wdsfs.shards import Fingerprint
@@ -134,12 +134,9 @@ class Runner:
 
     def _refuse_taken(self, there: set[bytes]) -> None:
         """Raise CommitError for names of the plan that other files have already."""
-        beyond = [target for target in self.plan.beyond if target in there]
-        if beyond:
-            raise CommitError(
-                f"{os.fsdecode(beyond[0])} exists, but this set has fewer shards: a glob over the set would match "
-                "the file, too; remove it and those with higher numbers, or choose another --output"
-            )
+        for target in self.plan.beyond:
+            if target in there:
+                refuse_beyond(target)
         steps = [step for step in (*self.plan.beside, *self.plan.steps) if step.target in there]
         taken = [step.target for step in steps if self._has_other_size(step)]
         taken = taken or [step.target for step, same in self._compared(steps) if not same]

@@ -240,9 +240,6 @@ class Walk:
         self.leavings: list[Remark] = []
         self.covered: set[bytes] = set()  # paths of files of the upper that need not be written
 
-    def record(self, number: int) -> Record:
-        return self.lower.record(number)
-
     # --- directories
 
     def directory(self, node: UpperNode, spot: Spot) -> None:
@@ -348,7 +345,7 @@ class Walk:
     def _is_file(self, inode: int) -> bool:
         """Return True for a regular member of the lower."""
         _, number, where = inodes.unpack(inode)
-        return kind_of(where) == MEMBER and self.record(number).symlink(index_of(where)) is None
+        return kind_of(where) == MEMBER and self.lower.record(number).symlink(index_of(where)) is None
 
     def _is_left(self, spot: Spot, name: bytes, child: UpperNode) -> bool:
         """Return True if a new file is a leftover of some program.
@@ -363,7 +360,7 @@ class Walk:
             return True
         number, member = place[0], index_of(place[1])
         if self.tree.domain == BY_EXTENSION:
-            return not names.is_leaving(self.record(number).extension(member))
+            return not names.is_leaving(self.lower.record(number).extension(member))
         return not names.is_leaving(self.lower.member_name(number, member).rpartition(b"/")[2])
 
     def place_of(self, origin: Origin) -> tuple[int, int] | None:
@@ -371,7 +368,7 @@ class Walk:
         _, number, where = inodes.unpack(origin.inode)
         if number >= len(self.lower) or not self.lower.has_sum(number, origin.sum):
             return None
-        record = self.record(number)
+        record = self.lower.record(number)
         if index_of(where) >= (record.entries if kind_of(where) == SAMPLE else record.members):
             return None
         return number, where
@@ -384,7 +381,7 @@ class Walk:
             _, number, where = inodes.unpack(inode)
             entry = index_of(where)
             self.paths[number, entry] = path
-            self.gone.setdefault(number, set()).update(self.record(number).entry_members(entry))
+            self.gone.setdefault(number, set()).update(self.lower.record(number).entry_members(entry))
             return
         for listed in list(self.tree.listing(inode, AT_PARENT)):
             # A hard link has the number of its member, and a cursor of its own.
@@ -405,7 +402,7 @@ class Walk:
 
     def _note_path(self, number: int, member: int, path: bytes) -> None:
         """Keep the path of a member's sample: its directory; in the files layout the member without extension."""
-        record = self.record(number)
+        record = self.lower.record(number)
         entry = record.entry_of(member)
         if record.entry_flags[entry] & STRAY:
             shown = path
@@ -422,7 +419,7 @@ class Walk:
 
     def _is_linked(self, inode: int) -> bool:
         _, number, where = inodes.unpack(inode)
-        record = self.record(number)
+        record = self.lower.record(number)
         return record.has_links and record.link_count(index_of(where)) > 1
 
     # --- replacements and additions
@@ -430,7 +427,7 @@ class Walk:
     def _replace(self, spot: Spot, name: bytes, inode: int, child: UpperNode, path: bytes) -> None:
         _, number, where = inodes.unpack(inode)
         member, file = index_of(where), self._file(child, path)
-        if self.record(number).symlink(member) is not None:
+        if self.lower.record(number).symlink(member) is not None:
             self._hide_entry(inode, path)
             self._add(spot, name, child, path, False)
             return
@@ -458,7 +455,7 @@ class Walk:
 
         They become links to the new one.
         """
-        return not self.tree.files_layout or len(child.places()) >= self.record(number).link_count(member)
+        return not self.tree.files_layout or len(child.places()) >= self.lower.record(number).link_count(member)
 
     def _file(self, node: UpperNode, path: bytes) -> UpperFile:
         with self._opened(node) as fd:
@@ -467,11 +464,11 @@ class Walk:
 
     def has_time(self, number: int, member: int, file: UpperFile) -> bool:
         """Return True if a file has the time of the member, in whole seconds."""
-        return file.mtime_ns // 10**9 == self.record(number).member(member).mtime_ns // 10**9
+        return file.mtime_ns // 10**9 == self.lower.record(number).member(member).mtime_ns // 10**9
 
     def has_content(self, number: int, member: int, file: UpperFile) -> bool:
         """Return True if a file has the content of the member, as after a change of mode only."""
-        if file.size != self.record(number).member(member).size:
+        if file.size != self.lower.record(number).member(member).size:
             return False
         content = self.lower.content(number, self.lower.tag(number), member)
 
@@ -499,7 +496,7 @@ class Walk:
         _, number, where = inodes.unpack(inode)
         if kind_of(where) != MEMBER:
             return False
-        target = self.record(number).symlink(index_of(where))
+        target = self.lower.record(number).symlink(index_of(where))
         if target is None or child.parent is None:
             return False
         with self._opened(child.parent) as directory:

@@ -41,6 +41,7 @@ from wdsfs.packing.plan import (
     Zeros,
     joined,
     planned_members,
+    refuse_beyond,
     rolled,
     shown_values,
 )
@@ -258,10 +259,7 @@ class ViewPack:
     def _refuse_beyond(self, name: Namer, count: int) -> None:
         """Raise CommitError if the next name exists, because a glob over the new set would include that file."""
         if "%" in self.options.output and os.path.lexists(name(count)):
-            raise CommitError(
-                f"{os.fsdecode(name(count))} exists, but this set has fewer shards: a glob over the set would "
-                "match the file, too; remove it, or choose another --output"
-            )
+            refuse_beyond(name(count))
 
     # --- samples
 
