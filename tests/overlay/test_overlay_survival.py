@@ -30,7 +30,7 @@ from wdsfs.overlay.overlay_directory import OverlayDirectory, held
 from wdsfs.overlay.upper_files import EXCHANGE, NOREPLACE
 
 SAMPLES = 60
-KILLS = 30
+KILLS = 45
 WRITERS = 3
 OPTIONS = ("--overlay", "o", f"s{{0..{WRITERS - 1}}}.tar")
 
