@@ -12,8 +12,8 @@ import select
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -21,7 +21,7 @@ import pytest
 
 from tests import sets, tars
 from tests.conftest import Mounted, Program, drop_pages
-from tests.fuse.test_supervisor import OLD_KERNEL, Patched, kill, patched
+from tests.fuse.test_supervisor import OLD_KERNEL, Patched, kill, loops, patched
 from tests.mount.test_stale import overwrite, replace, rewrite, unless_gone
 from tests.processes import PATIENCE, Process, wait_until
 from tests.thorough import THOROUGH
@@ -476,30 +476,16 @@ def test_a_kernel_that_does_not_know_the_message(patched: Patched) -> None:
 # --- what may happen in the middle of a pass
 
 
-@contextlib.contextmanager
-def passes(paths: list[Path], look: Callable[[Path], None] = look, readers: int = 3) -> Iterator[None]:
+def passes(
+    paths: list[Path], look: Callable[[Path], None] = look, readers: int = 3
+) -> contextlib.AbstractContextManager[None]:
     """As long as the block lasts, readers go over the files in order, again and again; `look` reads one."""
-    stop, failures = threading.Event(), list[BaseException]()
 
     def go(first: int) -> None:
-        try:
-            while not stop.is_set():
-                for path in paths[first:]:
-                    look(path)
-        except BaseException as error:
-            failures.append(error)
+        for path in paths[first:]:
+            look(path)
 
-    threads = [threading.Thread(target=go, args=(number * 40,), daemon=True) for number in range(readers)]
-    for thread in threads:
-        thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join(PATIENCE)
-        assert not failures, failures[0]  # said first: a test waits in vain for readers that have ended
-    assert not any(thread.is_alive() for thread in threads), "a reader waits for ever"
+    return loops(*(partial(go, number * 40) for number in range(readers)))
 
 
 @pytest.mark.parametrize("change", [replace, rewrite, overwrite], ids=lambda change: change.__name__)
@@ -730,36 +716,33 @@ def end(mounted: Mounted, number: signal.Signals) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_mount_that_ends_in_the_middle_of_passes(program: Program, number: signal.Signals) -> None:
-    """With SIGKILL all of its processes at once. No reader waits for ever, and nothing of the mount is left."""
-    with contextlib.ExitStack() as stack, a_mount(program, ends_itself=True) as mounted:
-        paths = paths_of(mounted)
-        readers = []
-        for _ in range(3):
-            reader = subprocess.Popen([sys.executable, "-c", READER], stdin=-1, stderr=-3, text=True)
+@pytest.mark.parametrize("pushed", ["files", "listed"])
+def test_a_mount_that_ends_in_the_middle_of_passes(program: Program, number: signal.Signals, pushed: str) -> None:
+    """With SIGKILL all of its processes at once. No reader waits for ever, and nothing of the mount is left.
+
+    The lister is a client of its own mount: it does not keep that alive, nor waits for it for ever.
+    """
+    is_listed = pushed == "listed"
+    with (
+        contextlib.ExitStack() as stack,
+        a_mount(program, count=8 if is_listed else 1, ends_itself=True) as mounted,
+    ):
+        command: list[str | Path] = (
+            ["grep", "-rc", "nothing", mounted.path] if is_listed else [sys.executable, "-c", READER]
+        )
+        paths = b"" if is_listed else b"\n".join(map(os.fsencode, paths_of(mounted)))
+        readers = [subprocess.Popen(command, stdin=-1, stdout=-3, stderr=-3) for _ in range(1 if is_listed else 3)]
+        for reader in readers:
             stack.callback(reader.kill)
             assert reader.stdin is not None
-            reader.stdin.write("\n".join(map(str, paths)))
-            reader.stdin.close()
-            readers.append(reader)
-        wait_until(lambda: mounted.status()["pushed"]["files"] > FILES, "passes that are pushed")
+            with reader.stdin:
+                reader.stdin.write(paths)
+        wait_until(
+            lambda: mounted.status()["pushed"][pushed] or readers[0].poll() is not None, "passes that are pushed"
+        )
         end(mounted, number)
         for reader in readers:
-            assert reader.wait(PATIENCE) == 1  # an OSError
-        if number == signal.SIGKILL:
-            mounted.wait_for_exit()
-            program.run("umount", mounted.path)
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_mount_that_ends_while_samples_are_listed(program: Program, number: signal.Signals) -> None:
-    """The lister is a client of its own mount: it does not keep that alive, nor waits for it for ever."""
-    with contextlib.ExitStack() as stack, a_mount(program, count=8, ends_itself=True) as mounted:
-        reader = subprocess.Popen(["grep", "-rc", "nothing", mounted.path], stdout=-3, stderr=-3)
-        stack.callback(reader.kill)
-        wait_until(lambda: mounted.status()["pushed"]["listed"] or reader.poll() is not None, "listed samples")
-        end(mounted, number)
-        reader.wait(PATIENCE)
+            assert reader.wait(PATIENCE) == 1 or is_listed  # an OSError
         if number == signal.SIGKILL:
             mounted.wait_for_exit()
             program.run("umount", mounted.path)

@@ -13,6 +13,7 @@ import sys
 import threading
 import types
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -148,25 +149,18 @@ def test_a_listing_in_one_tree_costs_what_the_first_did(program: Program, shard:
 
 
 @contextlib.contextmanager
-def readers(paths: list[Path], count: int, *, lists: bool = False) -> Iterator[None]:
-    """As long as the block lasts, threads read files at random, and drop their pages. None gets a wrong byte."""
-    stop, problems = threading.Event(), list[str]()
+def loops(*steps: Callable[[], None]) -> Iterator[None]:
+    """As long as the block lasts, each step is made again and again, in a thread of its own. None may fail."""
+    stop, failures = threading.Event(), list[BaseException]()
 
-    def verify(seed: int) -> None:
-        order = random.Random(seed)
-        while not stop.is_set():
-            path = order.choice(paths)
-            try:
-                with path.open("rb", buffering=0) as file:
-                    if file.read() != content(int(path.stem)):
-                        problems.append(f"wrong bytes in {path}")
-                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-                if lists and len(os.listdir(path.parent)) != FILES:
-                    problems.append("a listing is not whole")
-            except OSError as error:
-                problems.append(repr(error))
+    def go(step: Callable[[], None]) -> None:
+        try:
+            while not stop.is_set():
+                step()
+        except BaseException as error:
+            failures.append(error)
 
-    threads = [threading.Thread(target=verify, args=(seed,)) for seed in range(count)]
+    threads = [threading.Thread(target=go, args=(step,), daemon=True) for step in steps]
     for thread in threads:
         thread.start()
     try:
@@ -174,8 +168,22 @@ def readers(paths: list[Path], count: int, *, lists: bool = False) -> Iterator[N
     finally:
         stop.set()
         for thread in threads:
-            thread.join()
-    assert problems == []
+            thread.join(PATIENCE)
+        assert not failures, failures[0]  # said first: a test waits in vain for readers that have ended
+    assert not any(thread.is_alive() for thread in threads), "a reader waits for ever"
+
+
+def readers(paths: list[Path], count: int, *, lists: bool = False) -> contextlib.AbstractContextManager[None]:
+    """As long as the block lasts, threads read files at random, and drop their pages. None gets a wrong byte."""
+
+    def verify(order: random.Random) -> None:
+        path = order.choice(paths)
+        with path.open("rb", buffering=0) as file:
+            assert file.read() == content(int(path.stem)), f"wrong bytes in {path}"
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        assert not lists or len(os.listdir(path.parent)) == FILES, "a listing is not whole"
+
+    return loops(*(partial(verify, random.Random(seed)) for seed in range(count)))
 
 
 def test_killed_workers_cost_no_reader_an_error(program: Program, shard: Path) -> None:
