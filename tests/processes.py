@@ -18,8 +18,9 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -83,21 +84,47 @@ class Process(subprocess.Popen[Any]):
         return super().communicate(input, timeout)
 
 
-def answer_of_child(question: Callable[[], object]) -> object:
-    """Fork; return the answer of the child to the question. A child that hangs is killed after PATIENCE."""
-    reader, writer = os.pipe()
+def forked(work: Callable[[], object]) -> int:
+    """Fork a child that does this work, and return its number. It ends with 1 if the work raises or gives False.
+
+    A child that hangs is killed after PATIENCE.
+    """
     pid = os.fork()
     if not pid:
+        code = 1
         try:
             signal.alarm(int(PATIENCE))
-            os.write(writer, pickle.dumps(question()))
+            code = int(work() is False)
+        except BaseException:
+            traceback.print_exc()
         finally:
-            os._exit(0)
+            os._exit(code)
+    return pid
+
+
+def answer_of_child(question: Callable[[], object]) -> object:
+    """Fork; return the answer of the child to the question."""
+    reader, writer = os.pipe()
+    pid = forked(lambda: os.write(writer, pickle.dumps(question())))
     os.close(writer)
     with open(reader, "rb") as file:
         answer = file.read()
     assert os.waitpid(pid, 0)[1] == 0
     return pickle.loads(answer)
+
+
+@contextlib.contextmanager
+def children(*work: Callable[[], object]) -> Iterator[list[int]]:
+    """Fork a child for each work; provide their numbers. At the end of the block they are killed."""
+    pids = [forked(each) for each in work]
+    try:
+        yield pids
+    finally:
+        for pid in pids:
+            with contextlib.suppress(ChildProcessError):  # its end has been waited for
+                if not os.waitpid(pid, os.WNOHANG)[0]:
+                    kill(pid)
+                    os.waitpid(pid, 0)
 
 
 def reap(pids: Iterable[int]) -> None:

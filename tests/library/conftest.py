@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import wdsfs
 from tests import tars
 from wdsfs.door.shard_door import DOOR
 
@@ -56,3 +57,11 @@ def expected() -> list[dict[str, object]]:
         for number in range(3)
         for at in range(4)
     ]
+
+
+def indexed_only(spec: str, monkeypatch: pytest.MonkeyPatch) -> wdsfs.Samples:
+    """Return samples whose shards are in the index, and of which no cache has a byte."""
+    wdsfs.samples(spec).close()
+    DOOR.close()
+    monkeypatch.setenv("WDSFS_CACHE_DIR", "empty-cache")
+    return wdsfs.samples(spec)

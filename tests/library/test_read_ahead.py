@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import tarfile
-from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -18,7 +17,8 @@ import pytest
 
 import wdsfs
 from tests import tars
-from tests.processes import answer_of_child, kill, wait_until
+from tests.library.conftest import indexed_only
+from tests.processes import answer_of_child, children, wait_until
 from tests.web_server import Request, WebServer
 from wdsfs.door.shard_door import DOOR
 from wdsfs.source import STEP
@@ -172,14 +172,6 @@ def test_a_small_shard_is_indexed_by_two_requests(web: WebServer, count: int, re
     assert len(web.gets()) == requests
 
 
-def indexed_only(spec: str, monkeypatch: pytest.MonkeyPatch) -> wdsfs.Samples:
-    """Return samples whose shards are in the index, and of which no cache has a byte."""
-    wdsfs.samples(spec).close()
-    DOOR.close()
-    monkeypatch.setenv("WDSFS_CACHE_DIR", "empty-cache")
-    return wdsfs.samples(spec)
-
-
 def test_workers_fetch_each_byte_once_although_one_is_stopped_and_one_is_killed(
     web: WebServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,8 +183,7 @@ def test_workers_fetch_each_byte_once_although_one_is_stopped_and_one_is_killed(
         web.requests.clear()
         web.hold.clear()
         batches = list(wdsfs.Shuffle(samples, batch_size=9, range_bytes=300_000))
-        waiting = [forked(partial(samples.__getitem__, batch)) for batch in batches[:2]]
-        try:
+        with children(*(partial(samples.__getitem__, batch) for batch in batches[:2])) as waiting:
             wait_until(lambda: DOOR.remote.fetcher_state()["waiting"] == len(waiting), "two workers")
             os.kill(waiting[0], signal.SIGSTOP)
             os.kill(waiting[1], signal.SIGKILL)
@@ -200,10 +191,6 @@ def test_workers_fetch_each_byte_once_although_one_is_stopped_and_one_is_killed(
             for batch in batches:
                 read: Any = answer_of_child(partial(samples.__getitem__, batch))
                 assert [sample["bin"] for sample in read] == [b"%02d" % (at % 24) * 25_000 for at in batch]
-        finally:
-            for pid in waiting:
-                kill(pid)
-                os.waitpid(pid, 0)
     fetched = sorted(map(range_of, web.gets()))
     assert [pair for pair in pairwise(fetched) if pair[0][0] == pair[1][0] and pair[0][2] > pair[1][1]] == []
 
@@ -211,17 +198,6 @@ def test_workers_fetch_each_byte_once_although_one_is_stopped_and_one_is_killed(
 def range_of(request: Request) -> Range:
     begin, _, last = request.headers["range"].removeprefix("bytes=").partition("-")
     return request.path, int(begin), int(last) + 1
-
-
-def forked(question: Callable[[], object]) -> int:
-    """Return the number of a child that is at the question."""
-    pid = os.fork()
-    if not pid:
-        try:
-            question()
-        finally:
-            os._exit(0)
-    return pid
 
 
 def test_batches_reuse_the_memory_of_batches_before(tmp_path: Path) -> None:

@@ -24,11 +24,10 @@ import pytest
 import wdsfs
 from tests import tars
 from tests.conftest import descriptors
-from tests.library.conftest import columns, expected, shard
+from tests.library.conftest import columns, expected, indexed_only, shard
 from tests.processes import PATIENCE, answer_of_child, wait_until
 from tests.web_server import WebServer
 from wdsfs import host
-from wdsfs.door.shard_door import DOOR
 from wdsfs.index import index_directory
 from wdsfs.library import files, opened_set
 from wdsfs.library import samples as samples_module
@@ -152,15 +151,6 @@ def test_options_have_the_words_and_errors_of_the_mount(shards: str, tmp_path: P
         assert len(samples) == 12
 
 
-def test_a_list_of_keys_chooses(shards: str, tmp_path: Path) -> None:
-    (tmp_path / "good.txt").write_text("t-2/d1/k2-3\nd0/k0-2\n")
-    with wdsfs.samples(shards, keys=tmp_path / "good.txt", columns="cls") as samples:
-        assert [sample["__key__"] for sample in samples] == ["d0/k0-2", "d1/k2-3"] == list(samples.keys())
-        assert samples.by_key("d1/k2-3") == samples[1]
-        with pytest.raises(wdsfs.NoSuchEntry):
-            samples.by_key("d0/k0-0")
-
-
 LISTED = ["t-2/d1/k2-3", "d0/k0-2", "d0/k0-2", "d9/nothing"]
 
 
@@ -181,6 +171,9 @@ def test_keys_in_memory_choose(shards: str, keys: Any, caplog: pytest.LogCapture
     """As those of a file: in the order of the set, and a key of no sample is said; also in other processes."""
     with wdsfs.samples(shards, keys=keys) as samples:
         assert list(samples) == [EXPECTED[2], EXPECTED[11]]
+        assert [*map(samples.by_key, samples.keys())] == list(samples)
+        with pytest.raises(wdsfs.NoSuchEntry):
+            samples.by_key("d0/k0-0")
         assert "1 of its 4 keys is not in the set: 'd9/nothing'" in caplog.text.replace("of its 3", "of its 4")
         with pickle.loads(pickle.dumps(samples)) as same:
             assert list(same) == list(samples)
@@ -593,19 +586,11 @@ def test_sets_share_an_index_that_stays_open_until_all_are_closed(samples: wdsfs
 # --- remote shards
 
 
-def indexed_only(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Index a remote shard, and forget what came of it on the way."""
-    wdsfs.samples(url).close()
-    DOOR.close()
-    monkeypatch.setenv("WDSFS_CACHE_DIR", "empty-cache")
-
-
 def test_remote_samples_take_one_request_each(web: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Read at random by threads, and as a list."""
     big = {at: tars.member(b"k%02d.bin" % at, b"%02d" % at * 200_000) for at in range(24)}
     web.put("/s.tar", tars.tar(*(big[at] + tars.member(b"k%02d.cls" % at, b"%d" % at) for at in big)))
-    indexed_only(f"{web.url}/s.tar", monkeypatch)
-    with wdsfs.samples(f"{web.url}/s.tar") as samples:
+    with indexed_only(f"{web.url}/s.tar", monkeypatch) as samples:
         web.requests.clear()
         with ThreadPoolExecutor(8) as pool:
             read = list(pool.map(samples.__getitem__, range(0, 24, 4)))
@@ -631,8 +616,7 @@ def test_remote_shards_take_no_more_than_their_part_of_the_descriptors(
 
 def test_a_remote_shard_that_changes_raises(web: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
     web.put("/s.tar", shard(0, 600))
-    indexed_only(f"{web.url}/s.tar", monkeypatch)
-    with wdsfs.samples(f"{web.url}/s.tar") as samples:
+    with indexed_only(f"{web.url}/s.tar", monkeypatch) as samples:
         assert samples[0] == {**EXPECTED[0], "__shard__": "s"}
         web.put("/s.tar", shard(3, 600), etag='"2"')
         with pytest.raises(wdsfs.StaleShard):

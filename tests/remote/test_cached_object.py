@@ -9,11 +9,9 @@ import json
 import os
 import random
 import shutil
-import signal
 import struct
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,7 +19,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.processes import Process, answer_of_child
+from tests.processes import answer_of_child, children, wait_until
 from tests.remote.cached import LIMIT, URL, content_of, file_of, filled, flip, opened, pin_of
 from tests.sets import in_own_mounts, run
 from wdsfs.remote import cached_object
@@ -464,15 +462,6 @@ def test_a_full_disk(tmp_path: Path) -> None:
 # --- several processes -------------------------------------------------------------------------------------
 
 
-_CHILD = """
-import random, sys, time
-from pathlib import Path
-from tests.remote.cached import LIMIT, content_of, opened, pin_of
-from wdsfs.remote.cached_object import BLOCK
-from wdsfs.remote.object_cache import ObjectCache
-"""
-
-
 def test_a_child_that_is_forked_while_another_thread_compares(tmp_path: Path) -> None:
     with opened(tmp_path, BLOCK) as one:
         one.put(0, content_of(BLOCK))
@@ -480,105 +469,60 @@ def test_a_child_that_is_forked_while_another_thread_compares(tmp_path: Path) ->
             assert answer_of_child(lambda: one.read(BLOCK, 0)) == content_of(BLOCK)
 
 
-class Child:
-    """Another process that works on the same cache; it says `ready` in a line."""
-
-    def __init__(self, code: str, *arguments: object) -> None:
-        self._process = Process(
-            [sys.executable, "-c", _CHILD + code, *map(str, arguments)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            cwd=Path(__file__).parents[2],
-        )
-        self.expect("ready")
-
-    def expect(self, line: str) -> None:
-        assert self._process.stdout is not None
-        assert self._process.stdout.readline().decode().strip() == line
-
-    def go(self) -> None:
-        """Let it begin: it reads a line."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(b"\n")
-        self._process.stdin.flush()
-
-    def kill(self) -> None:
-        self._process.send_signal(signal.SIGKILL)
-        self.wait()
-
-    def wait(self) -> int:
-        self._process.communicate()
-        return self._process.returncode
-
-
-_WRITER = """
-directory, size, seed = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-content, chance = content_of(size), random.Random(seed)
-print("ready", flush=True)
-while True:
-    with opened(directory, size) as one:
-        for _ in range(50):
-            offset = chance.randrange(size)
-            one.put(offset, content[offset : offset + chance.randrange(64 * BLOCK)])
-        if chance.random() < 0.1:
-            ObjectCache(directory, LIMIT).clear("")
-"""
+def keep_writing(directory: Path, content: bytes, seed: int) -> None:
+    chance = random.Random(seed)
+    while True:
+        with opened(directory, len(content)) as one:
+            for _ in range(50):
+                offset = chance.randrange(len(content))
+                one.put(offset, content[offset : offset + chance.randrange(64 * BLOCK)])
+            if chance.random() < 0.1:
+                ObjectCache(directory, LIMIT).clear("")
 
 
 def test_writers_are_killed_while_a_reader_looks_at_every_byte(tmp_path: Path) -> None:
     content = content_of(300 * BLOCK + 77)
-    chance = random.Random(1)
-    found = 0
+    chance, right = random.Random(1), 0
     for seed in range(8):
-        writers = [Child(_WRITER, tmp_path, len(content), 2 * seed + number) for number in range(2)]
-        for _ in range(chance.randrange(1, 6)):
-            with opened(tmp_path, len(content)) as one:
-                found += require_right(one, content)
-        for writer in writers:
-            writer.kill()
+        with children(*(partial(keep_writing, tmp_path, content, 2 * seed + number) for number in range(2))):
+            wait_until(lambda: list(tmp_path.glob("*.data")), "a writer")
+            for _ in range(chance.randrange(1, 6)):
+                with opened(tmp_path, len(content)) as one:
+                    right += require_right(one, content)
         with opened(tmp_path, len(content)) as one:
             require_right(one, content)
     with opened(tmp_path, len(content)) as one:
-        assert found
+        assert right
         assert one.put(0, content)
         assert one.complete
         assert one.read(1 << 22, 0) == content
 
 
-_SHARER = """
-directory, limit, seed = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-cache, content, chance = ObjectCache(directory, limit), content_of(64 * BLOCK), random.Random(seed)
-print("ready", flush=True)
-sys.stdin.readline()
-hits = 0
-for _ in range(400):
-    url = f"s3://b/{chance.randrange(12)}"
-    one = cache.open(url, pin_of(len(content)))
-    for _ in range(5):
-        begin = chance.randrange(len(content))
-        end = begin + chance.randrange(20 * BLOCK)
-        data = one.read(end - begin, begin)
-        assert data is None or data == content[begin:end]
-        hits += data is not None
-        for low, high in one.missing(begin, end):
-            one.put(low, content[low:high])
-    one.close()
-    if chance.random() < 0.02:
-        cache.clear(url)
-    if chance.random() < 0.02:
-        cache.room.trim(limit // 2)
-print(hits > 100, flush=True)
-"""
+def read_and_fetch(directory: Path, limit: int, seed: int) -> bool:
+    """Read at random in a few objects, and fetch what is missing; return True if much was there."""
+    cache, content, chance, hits = ObjectCache(directory, limit), content_of(64 * BLOCK), random.Random(seed), 0
+    for _ in range(400):
+        url = f"s3://b/{chance.randrange(12)}"
+        with contextlib.closing(cache.open(url, pin_of(len(content)))) as one:
+            for _ in range(5):
+                begin = chance.randrange(len(content))
+                end = begin + chance.randrange(20 * BLOCK)
+                data = one.read(end - begin, begin)
+                assert data in (None, content[begin:end])
+                hits += data is not None
+                for low, high in one.missing(begin, end):
+                    one.put(low, content[low:high])
+        if chance.random() < 0.02:
+            cache.clear(url)
+        if chance.random() < 0.02:
+            cache.room.trim(limit // 2)
+    return hits > 100
 
 
 def test_processes_fill_and_evict_at_once(tmp_path: Path) -> None:
     limit = 6 * 64 * BLOCK
-    children = [Child(_SHARER, tmp_path, limit, seed) for seed in range(3)]
-    for child in children:
-        child.go()
-    for child in children:
-        child.expect("True")
-        assert child.wait() == 0
+    with children(*(partial(read_and_fetch, tmp_path, limit, seed) for seed in range(3))) as pids:
+        assert [os.waitpid(pid, 0)[1] for pid in pids] == [0] * 3
     tables = 12 * 2 * BLOCK
     assert sum(path.stat().st_blocks * 512 for path in tmp_path.iterdir()) <= limit + tables
 

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 import pytest
 
 from tests import processes
-from tests.processes import PATIENCE, wait_until
+from tests.processes import PATIENCE, forked, wait_until
 from tests.remote import fake_fetcher
 from tests.remote.fake_fetcher import PIN, SIZE, FakeCache, body_of
 from tests.remote.stores import MemoryCache, MemoryStore, content, in_loop, settled, until
@@ -84,18 +84,6 @@ def kernel() -> Iterator[tuple[socket.socket, int]]:
         yield answers, device.fileno()
 
 
-def in_child(work: Callable[[], bool]) -> int:
-    """Fork a process that does this, and exits with 0 if it returns True; returns its number."""
-    pid = os.fork()
-    if not pid:
-        code = 1
-        try:
-            code = 0 if work() else 2
-        finally:
-            os._exit(code)
-    return pid
-
-
 def codes_of(*children: int) -> set[int]:
     return {os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children}
 
@@ -131,7 +119,7 @@ def test_many_clients_make_one_request_for_each_range(remote: Clients, gate: Pat
     def read() -> None:
         results.append(tar.pread(100_000, 300_000) == whole[300_000:400_000])
 
-    children = [in_child(lambda: tar.pread(100_000, 300_000) == whole[300_000:400_000]) for _ in range(4)]
+    children = [forked(lambda: tar.pread(100_000, 300_000) == whole[300_000:400_000]) for _ in range(4)]
     threads = [threading.Thread(target=read) for _ in range(8)]
     for thread in threads:
         thread.start()
@@ -162,7 +150,7 @@ def test_the_fetcher_killed_in_the_middle_of_reads(remote: Clients) -> None:
     ours.ensure()
     threads = [threading.Thread(target=read, args=(seed + 1,)) for seed in range(6)]
     places = range(0, SIZE - 70_000, 300_000)
-    child = in_child(lambda: all(tar.pread(70_000, at) == whole[at : at + 70_000] for at in places))
+    child = forked(lambda: all(tar.pread(70_000, at) == whole[at : at + 70_000] for at in places))
     for thread in threads:
         thread.start()
     killed: set[int] = set()
@@ -208,13 +196,13 @@ def test_the_fetcher_ends_with_the_last_process_that_could_ask(remote: Clients) 
 
     def own() -> bool:
         ours.stat([url("plain")])
-        in_child(last)
+        forked(last)
         os.write(into, b"%8d" % ours.fetcher)
         signal.pause()
         return False
 
     ours = remote()
-    owner = in_child(own)
+    owner = forked(own)
     os.close(into)
     ours.close()
     fetcher = int(os.read(out, 8))

@@ -17,7 +17,7 @@ import pytest
 import wdsfs
 from tests import tars
 from tests.conftest import Program, User, program_of
-from tests.processes import PATIENCE, answer_of_child, wait_until
+from tests.processes import PATIENCE, answer_of_child, forked, wait_until
 from tests.remote.cached import LIMIT, URL, content_of, pin_of
 from tests.web_server import WebServer
 from wdsfs.cache.file_cache import MADE_NS, FileCache, NewFile
@@ -47,21 +47,15 @@ def shared(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def become(user: int, work: Callable[[], object], group: int = GROUP) -> int:
     """Start a process of a member, whose umask closes files to others; it ends with 0 if all went well."""
-    pid = os.fork()
-    if pid:
-        return pid
-    try:
+
+    def as_user() -> None:
         os.umask(0o077)
         os.setgroups([GROUP] if group == GROUP else [])
         os.setgid(user)
         os.setuid(user)
         work()
-    except BaseException:
-        import traceback
 
-        traceback.print_exc()
-        os._exit(1)
-    os._exit(0)
+    return forked(as_user)
 
 
 def by(user: int, work: Callable[[], object], group: int = GROUP) -> None:

@@ -72,10 +72,11 @@ class Column:
     empty: int = 0
     examples: list[tuple[int, str]] = field(default_factory=list)
 
-    def add_empty(self, name: bytes, offset: int) -> None:
-        """Count a member of 0 bytes."""
-        self.empty += 1
-        if len(self.examples) < EXAMPLES:
+    def add(self, name: bytes, offset: int, size: int) -> None:
+        """Count a member of `size` bytes."""
+        self.members += 1
+        self.empty += not size
+        if not size and len(self.examples) < EXAMPLES:
             self.examples.append((offset, escaped(name)))
 
 
@@ -363,9 +364,7 @@ class _ShardLinter:
         if column is None and len(columns) < COLUMNS:
             column = columns[extension] = Column()
         if column is not None:
-            column.members += 1
-            if not size:
-                column.add_empty(name, offset)
+            column.add(name, offset, size)
         if b"." in extension and not self.reading.last_dot:
             self.dotted_names.add(name, extension, offset)
         if not name.isascii() and not names.is_utf8(name):

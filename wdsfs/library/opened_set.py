@@ -23,6 +23,8 @@ from wdsfs.tree.opening import open_typed_set
 from wdsfs.tree.set_options import Opening, Progress, Tolerance, selection_of
 from wdsfs.tree.shard_set import ShardSet
 
+logging.getLogger("wdsfs").addHandler(logging.NullHandler())  # nothing is written unless the program wants it
+
 DESCRIPTORS_MAX = 16384  # of the shards that are open at a time
 DIGITS_MAX = 18  # of classes that are numbers
 
@@ -93,16 +95,6 @@ def options_named_here() -> Iterator[None]:
     except WdsfsError as error:
         error.args = tuple(named_here(str(line)) for line in error.args)
         raise
-
-
-def _name_options(record: logging.LogRecord) -> bool:
-    record.msg, record.args = named_here(record.getMessage()), None
-    return True
-
-
-_log = logging.getLogger("wdsfs")
-_log.addHandler(logging.NullHandler())  # nothing is written unless the program wants it
-_log.addFilter(_name_options)
 
 
 class OpenedSet:

@@ -56,9 +56,9 @@ HEAP_KEPT = 32 << 20  # bytes: the size from which on memory gets a mapping, and
 
 
 class KernelReplies:
-    """Answers requests of the kernel by their numbers."""
+    """Answers requests of the kernel by their numbers; none without a device."""
 
-    def __init__(self, device: int) -> None:
+    def __init__(self, device: int | None) -> None:
         self._device = device
 
     def data(self, unique: int, pieces: Sequence[memoryview]) -> None:
@@ -69,10 +69,13 @@ class KernelReplies:
 
     def resend(self) -> None:
         """Have the kernel send the requests again that a dead fetcher has not answered."""
-        with contextlib.suppress(OSError):  # before Linux 6.9 nothing is handed over
-            os.write(self._device, _REPLY_HEAD.pack(_REPLY_HEAD.size, _RESEND, 0))
+        if self._device is not None:
+            with contextlib.suppress(OSError):  # before Linux 6.9 nothing is handed over
+                os.write(self._device, _REPLY_HEAD.pack(_REPLY_HEAD.size, _RESEND, 0))
 
     def _write(self, reply: Sequence[bytes | memoryview]) -> None:
+        if self._device is None:
+            return
         try:
             os.writev(self._device, reply)
         except OSError as error:
@@ -115,7 +118,7 @@ class FatalRequests:
 class KernelReads:
     """Answers the reads of the kernel that workers have handed over, from open objects, by `replies`."""
 
-    def __init__(self, opened: OpenObjects, replies: KernelReplies | None, alarm: Alarm) -> None:
+    def __init__(self, opened: OpenObjects, replies: KernelReplies, alarm: Alarm) -> None:
         self._opened, self._replies = opened, replies
         self._fatal = FatalRequests(alarm.left)
         # By the first number of a request: its latest number, its task, the thread that waits for the answer.
@@ -145,12 +148,12 @@ class KernelReads:
     def _begin_reply(self, first: int, item: RemoteObject, request: HandOver) -> None:
         if first in self._interrupted:
             del self._interrupted[first]
-            self._reply_error(request.unique, errno.EINTR)
+            self._replies.error(request.unique, errno.EINTR)
             return
         if self._fatal.begin(first) > DEATHS_MAX:
             self._fatal.end(first)
             log.error("%s", _fatal_text(item, request))
-            self._reply_error(request.unique, errno.EIO)
+            self._replies.error(request.unique, errno.EIO)
             return
         task = asyncio.create_task(self._reply(item, request))
         self._handed[first] = request.unique, task, request.client
@@ -170,7 +173,7 @@ class KernelReads:
         handed = self._handed.get(first)
         if handed is not None:
             handed[1].cancel()
-            self._reply_error(handed[0], errno.EINTR)  # not by the task: a task may not have begun
+            self._replies.error(handed[0], errno.EINTR)  # not by the task: a task may not have begun
             return
         # Another worker is about to hand the request over, or the request is answered already.
         self._interrupted[first] = None
@@ -197,14 +200,9 @@ class KernelReads:
         try:
             pieces = await self._opened.read(item, request.begin, request.end, request.spans, is_file=True)
         except Exception as error:
-            self._reply_error(request.unique, self._opened.errno_of(error))
+            self._replies.error(request.unique, self._opened.errno_of(error))
         else:
-            if self._replies is not None:
-                self._replies.data(request.unique, pieces)
-
-    def _reply_error(self, unique: int, number: int) -> None:
-        if self._replies is not None:
-            self._replies.error(unique, number)
+            self._replies.data(request.unique, pieces)
 
 
 def _first_unique(unique: int) -> int:
@@ -286,16 +284,8 @@ class ClientConnection(asyncio.Protocol):
                 item = self._objects[frame.value]
                 self._start(frame, self._fetch(frame, item), item)
             case _:
-                self._start(frame, self._work(frame))
-
-    def _work(self, frame: Frame) -> Coroutine[Any, Any, None]:
-        match frame.kind:
-            case messages.UPLOAD:
-                return self._upload(frame)
-            case messages.COPY:
-                return self._copy(frame)
-            case _:
-                return self._tell(frame)
+                works = {messages.UPLOAD: self._upload, messages.COPY: self._copy}
+                self._start(frame, works.get(frame.kind, self._tell)(frame))
 
     def _start(self, frame: Frame, work: Coroutine[Any, Any, None], item: RemoteObject | None = None) -> None:
         """Start a task for the work; `item` stays open until its end, even if the client closes the object."""
@@ -438,7 +428,7 @@ async def serve(
     sender: StoreSender | None = None,
 ) -> None:
     """Serve clients and the kernel; end the process when no other process is left that could send requests."""
-    replies = None if configuration.device is None else KernelReplies(configuration.device)
+    replies = KernelReplies(configuration.device)
     alarm = Alarm(configuration.alarm)
     opened = OpenObjects(reader, cache, alarm, configuration.memory, counters)
     kernel = KernelReads(opened, replies, alarm)
@@ -448,7 +438,7 @@ async def serve(
     await loop.create_unix_server(
         lambda: ClientConnection(opened, kernel, sender, configuration.user), sock=listener, backlog=WAITING
     )
-    if replies is not None and configuration.has_predecessor:
+    if configuration.has_predecessor:
         replies.resend()  # requests for the first fetcher wait in its connections
     await ended.wait()
     reader.end()

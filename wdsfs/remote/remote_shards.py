@@ -12,7 +12,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,6 @@ class RemoteShards:
     """Remote shards by path; see `RemoteSide`."""
 
     def __init__(self) -> None:
-        self._opened_cache: ObjectCache | None = None
         # The last known pins, by path: all of this process, also pins that the cache cannot keep.
         self._pins: dict[bytes, Pin | None] = {}
         self._presumptions: dict[str, Presumption] = {}  # by list: they count where nothing else is known
@@ -83,7 +82,7 @@ class RemoteShards:
     def _connect(self, device: int | None, log_file: Path | None, first: Url | None = None) -> FetcherClient:
         sections = settings.load_settings(settings.arguments_of_environment()).sections
         memory = parse_size(setting("FETCH_MEMORY") or str(MEMORY))
-        return FetcherClient(sections, self._cache(), memory=memory, device=device, log=log_file, first=first)
+        return FetcherClient(sections, self._cache, memory=memory, device=device, log=log_file, first=first)
 
     def close(self) -> None:
         if self._link is not None:
@@ -92,17 +91,16 @@ class RemoteShards:
         while self._held:
             self._held.pop().close()
 
+    @cached_property
     def _cache(self) -> ObjectCache:
-        """Return the cache. It is opened late: options of the command may still say where it is."""
-        if self._opened_cache is None:
-            self._opened_cache = object_cache.cache()
-        return self._opened_cache
+        """The cache. It is opened late: options of the command may still say where it is."""
+        return object_cache.cache()
 
     def cached_objects(self) -> ObjectCache:
         return object_cache.cache()
 
     def fetcher_state(self) -> dict[str, Any]:
-        cache = self._cache()
+        cache = self._cache
         report: dict[str, Any] = {"stores": {}, "fetcher": self.link.fetcher, "cache": str(cache.directory)}
         with contextlib.suppress(OSError):
             report["cache_bytes"], report["cache_limit"] = cache.room.state()
@@ -136,13 +134,13 @@ class RemoteShards:
     def _spool_standard_input(self) -> bytes:
         shown = "the standard input"
         with open(0, "rb", closefd=False) as file:
-            spool = spooled.spool(self._cache(), shown, file)
+            spool = spooled.spool(self._cache, shown, file)
         with spool.file:
             if not spool.size:
                 raise UnreadableShard(f"{shown} is empty, but it has to be a shard")
             pin = spool.pin()
             url = Url(f"{PIPE}stdin-{spool.digest}", "stdin")
-            spooled.keep(self._cache(), url.shown, pin, spool).close()
+            spooled.keep(self._cache, url.shown, pin, spool).close()
         return self.note_pin(url, pin)
 
     def store_arguments(self) -> list[str]:
@@ -172,13 +170,13 @@ class RemoteShards:
         """Return the last known pin; None without one, or if the store has said that the object is gone."""
         if path not in self._pins and (pin := self.presumed_pin(path)) is not None:
             self._pins[path] = pin
-        return self._cache().pin_of(os.fsdecode(path), self._pins.get(path))
+        return self._cache.pin_of(os.fsdecode(path), self._pins.get(path))
 
     def _forget_pin(self, path: bytes) -> None:
         """Note that a store does not have an object any more: its bytes in the cache are not served."""
         self._pins[path] = None
         with contextlib.suppress(OSError):
-            self._cache().drop_pin(os.fsdecode(path))
+            self._cache.drop_pin(os.fsdecode(path))
 
     def note_pin(self, url: Url, pin: Pin) -> bytes:
         path = self.path_of(url)
@@ -239,10 +237,10 @@ class RemoteShards:
             self._warn(f"{self.url_of(path).store}: {_weakness(pin)}")
         self._pins[path] = pin
         with contextlib.suppress(OSError):  # a full disk: this process still knows the pin
-            self._cache().keep_pin(os.fsdecode(path), pin)
+            self._cache.keep_pin(os.fsdecode(path), pin)
         if is_output(path):
             with contextlib.suppress(OSError):  # without such locks the object stays as long as there is room
-                self._held.append(self._cache().open(os.fsdecode(path), pin))
+                self._held.append(self._cache.open(os.fsdecode(path), pin))
                 self._held[-1].hold()
 
     def _warn(self, text: str) -> None:
@@ -351,7 +349,7 @@ class RemoteShards:
         return pin
 
     def _put_into_cache(self, path: bytes, pin: Pin, fd: int) -> None:
-        with contextlib.closing(self._cache().open(os.fsdecode(path), pin)) as cached:
+        with contextlib.closing(self._cache.open(os.fsdecode(path), pin)) as cached:
             at = 0
             while (data := os.pread(fd, COPIED_BYTES, at)) and cached.put(at, data):
                 at += len(data)
@@ -368,7 +366,7 @@ class RemoteShards:
 
     def staging_directory(self) -> Path:
         """See `RemoteSide`: the directory is that of the cache."""
-        directory = self._cache().directory
+        directory = self._cache.directory
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         return directory
 
