@@ -26,7 +26,7 @@ from tests.thorough import examples
 from wdsfs import names
 from wdsfs.errors import CorruptShard
 from wdsfs.index import record, record_builder
-from wdsfs.index.record import BY_EXTENSION, BY_NAME, FILES, LINK, STRAY, Record
+from wdsfs.index.record import BY_EXTENSION, BY_NAME, FILES, LINK, Record
 from wdsfs.inodes import FOLDER, MEMBER, index_of, kind_of, position
 from wdsfs.shards import Fingerprint
 from wdsfs.tar import scan
@@ -347,31 +347,24 @@ def test_odd_cases(case: str) -> None:
 # --- against the webdataset library ------------------------------------------------------------------------
 
 
-def samples_of(tar: bytes) -> list[tuple[bytes, list[tuple[bytes, bytes]]]]:
-    """Key and (extension, content) of every sample, in the order of the tar."""
+def text_of(raw: bytes) -> str:
+    return raw.decode("utf-8", "surrogateescape")
+
+
+def samples_of(tar: bytes) -> list[dict[str, Any]]:
+    """Return the samples as the library returns them, with the documented differences undone: extensions are in
+    lower case, and the first of each counts."""
+    samples = []
     with tars.opened(tar) as fd:
         one = Record(record_builder.build(fd, FINGERPRINT))
-        samples = []
-        for entry in range(one.entries):
-            if not one.entry_flags[entry] & STRAY:
-                members = one.entry_members(entry)
-                head = one.member(members[0]).head
-                raw = scan.placed(fd, head).name
-                key = raw[: len(raw) - len(one.extension(members[0])) - 1]
-                files = [(one.extension(member), content_of(fd, one, member)) for member in members]
-                samples.append((head, (key, files)))
-    return [sample for _, sample in sorted(samples)]
-
-
-def as_webdataset(samples: list[tuple[bytes, list[tuple[bytes, bytes]]]]) -> list[dict[str, Any]]:
-    """The same with the documented differences undone: extensions in lower case, the first of each counts."""
-    result = []
-    for key, files in samples:
-        sample: dict[str, Any] = {"__key__": key.decode("utf-8", "surrogateescape")}
-        for extension, content in files:
-            sample.setdefault(extension.decode("utf-8", "surrogateescape").lower(), content)
-        result.append(sample)
-    return result
+        for entry in one.samples_in_order().tolist():
+            members = one.entry_members(entry)
+            raw = scan.placed(fd, one.member(members[0]).head).name
+            sample: dict[str, Any] = {"__key__": text_of(raw[: -len(one.extension(members[0])) - 1])}
+            for member in members:
+                sample.setdefault(text_of(one.extension(member)).lower(), content_of(fd, one, member))
+            samples.append(sample)
+    return samples
 
 
 KEYS = st.sampled_from(["a", "b", "d/a", "d/a", "d.v1/a", "d/d/b", "./a", "é", "\udcff"])
@@ -392,7 +385,7 @@ def test_samples_as_webdataset_reads_them(member_names: list[str], kind: str) ->
         info.size = number
         infos.append((info, bytes([number]) * number))
     tar = tars.with_tarfile(infos, kind)
-    assert as_webdataset(samples_of(tar)) == tars.by_webdataset(tar)
+    assert samples_of(tar) == tars.by_webdataset(tar)
 
 
 # --- links, sparse files, times, sizes ---------------------------------------------------------------------

@@ -143,20 +143,12 @@ def test_the_environment_names_the_directory(tmp_path: Path, monkeypatch: pytest
         assert index.directory == tmp_path / place  # absolute: a daemon changes its directory
 
 
-def _touch(path: Path) -> None:
-    os.utime(path, ns=(1, path.stat().st_mtime_ns + 1))
-
-
 def _append(path: Path) -> None:
     # At the same time: the size alone tells.
     before = path.stat()
     with path.open("ab") as file:
         file.write(bytes(512))
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-
-
-def _rewrite(path: Path) -> None:
-    path.write_bytes(sets.content(7))
 
 
 def _replace(path: Path) -> None:
@@ -168,21 +160,21 @@ def _replace(path: Path) -> None:
     new.rename(path)
 
 
-def _chmod(path: Path) -> None:  # what changes the ctime is not trusted
-    path.chmod(0o400)
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "touch": lambda path: os.utime(path, ns=(1, path.stat().st_mtime_ns + 1)),
+    "append": _append,
+    "rewrite": lambda path: path.write_bytes(sets.content(7)),
+    "replace": _replace,
+    "chmod": lambda path: path.chmod(0o400),  # what changes the ctime is not trusted
+    "link": lambda path: os.link(path, path.with_suffix(".link")),
+}
 
 
-def _link(path: Path) -> None:
-    os.link(path, path.with_suffix(".link"))
-
-
-@pytest.mark.parametrize("change", [_touch, _append, _rewrite, _replace, _chmod, _link])
-def test_only_what_has_changed_is_built_again(
-    directory: Path, shards: list[Shard], change: Callable[[Path], None]
-) -> None:
+@pytest.mark.parametrize("change", CHANGES)
+def test_only_what_has_changed_is_built_again(directory: Path, shards: list[Shard], change: str) -> None:
     for one in shards:
         sets.path_of(one).read_bytes()
-    change(sets.path_of(shards[2]))
+    CHANGES[change](sets.path_of(shards[2]))
     with opened(directory) as index:
         assert index.record(shards[2].path, Fingerprint.at(shards[2].path)) is None
         assert refresh(index, shards) == [b"s2"]

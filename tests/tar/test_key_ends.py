@@ -61,18 +61,6 @@ def shards(program: Program) -> list[str]:
     return ["gnu.tar", "wds.tar"]
 
 
-def files_below(top: Path) -> dict[str, str]:
-    return {str(path.relative_to(top)): path.read_text() for path in top.rglob("*") if path.is_file()}
-
-
-def shown(path: str) -> dict[str, str]:
-    """The content of all files of the set, by their paths."""
-    return {
-        path.format(key=key, stem=key.rpartition("/")[2], extension=extension): f"{key} {extension}"
-        for key, extension in FILES
-    }
-
-
 @BOTH_ENGINES
 @pytest.mark.parametrize(
     ("options", "path"),
@@ -84,10 +72,16 @@ def shown(path: str) -> dict[str, str]:
 )
 def test_a_mount(options: list[str], path: str, shards: list[str], program: Program) -> None:
     """Each file is listed, and found by its path."""
+    expected = {
+        path.format(key=key, stem=key.rpartition("/")[2], extension=extension): f"{key} {extension}"
+        for key, extension in FILES
+    }
     with program.mounted(*LAST_DOT, *options, *shards) as mounted:
         mounted.allow_log("loaders that look for")
         for shard in ("gnu", "wds"):
-            assert files_below(mounted.path / shard) == shown(path)
+            top = mounted.path / shard
+            files = {str(file.relative_to(top)): file.read_text() for file in top.rglob("*") if file.is_file()}
+            assert files == expected
 
 
 def test_attributes_and_options_of_a_mount(shards: list[str], program: Program) -> None:

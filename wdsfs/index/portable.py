@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import itertools
 import logging
 import mmap
 import os
@@ -239,12 +240,8 @@ class PortableIndex:
 
 def _shared(parts: Sequence[bytes], path: bytes) -> int:
     """Return how many last components a path shares with `parts`, the reversed components of another path."""
-    count = 0
-    for mine, theirs in zip(parts, path.split(b"/")[::-1], strict=False):
-        if mine != theirs:
-            break
-        count += 1
-    return count
+    pairs = zip(parts, reversed(path.split(b"/")), strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 # --- the headers of moved shards ---------------------------------------------------------------------------

@@ -291,8 +291,12 @@ def settled(text: str) -> str:
     """
     if not is_special(text) or not os.path.lexists(text):
         return text
-    pattern = _GLOB.sub(r"[\g<0>]", os.fsdecode(absolute_paths([urls.local(text)])[0]))
-    pattern = pattern.replace("::", "[:][:]")
+    return _literal(os.fsdecode(absolute_paths([urls.local(text)])[0]), globs=True)
+
+
+def _literal(path: str, *, globs: bool) -> str:
+    """Return a spec in which nothing of a path is expanded; the name of a list has no `globs`."""
+    pattern = _GLOB.sub(r"[\g<0>]", path).replace("::", "[:][:]") if globs else path
     return _BRACE.sub(r"\\\g<0>", pattern) if has_braces(pattern) else pattern
 
 
@@ -335,16 +339,11 @@ _ANCHORS: dict[str, Callable[[str], str]] = {
 
 
 def _literal_directory(globs: bool) -> str:
-    """Return the working directory with its slash, with nothing in it to be expanded; empty if it is gone.
-
-    The name of a list has no `globs`.
-    """
+    """Return the working directory with its slash, with nothing in it to be expanded; empty if it is gone."""
     try:
-        directory = os.getcwd()
+        return _literal(os.getcwd(), globs=globs) + "/"
     except FileNotFoundError:
         return ""
-    pattern = _GLOB.sub(r"[\g<0>]", directory).replace("::", "[:][:]") if globs else directory
-    return (_BRACE.sub(r"\\\g<0>", pattern) if has_braces(pattern) else pattern) + "/"
 
 
 # -- paths ----------------------------------------------------------------------------------------------------

@@ -34,10 +34,6 @@ class Batch:
         self.extra_offsets: list[int] = []
         self.problems: list[Problem] = []
 
-    def truncation(self) -> Problem | None:
-        """Return the problem of a file that ends inside its last member, if there is one."""
-        return next((problem for problem in self.problems if problem.kind == "truncated"), None)
-
 
 @dataclass(slots=True)
 class Chunk:

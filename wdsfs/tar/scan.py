@@ -273,7 +273,8 @@ def scan(fd: TarBytes, problems: list[Problem] | Problems, marks: list[int] | No
         more = more and broken is None
         # A wrong checksum ends the shard there: nothing that the walk saw after it counts.
         end = size + 1 if broken is None else broken.offset
-        damage = broken or damage or batch.truncation()
+        truncation = next((problem for problem in batch.problems if problem.kind == "truncated"), None)
+        damage = broken or damage or truncation
         if damage is not None and damage.offset == 0 and not chunk.names and not problems:
             damage = _no_tar(fd, damage)
         problems.extend(problem for problem in batch.problems if problem.offset < end and problem != damage)
