@@ -14,6 +14,7 @@ import io
 import lzma
 import os
 import subprocess
+import sys
 import tarfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -23,6 +24,11 @@ from typing import Any, NamedTuple
 
 import webdataset
 from webdataset import tariterators
+
+if sys.version_info >= (3, 14):
+    from compression import zstd as zstd
+else:
+    from backports import zstd as zstd
 
 BLOCK = 512
 END = bytes(2 * BLOCK)
@@ -348,15 +354,11 @@ def _sparse_1_0() -> bytes:
     return pax(records) + header(b"GNUSparseFile.1/s.txt", len(text) + 6) + text + _STORED
 
 
-def _zstd(content: bytes) -> bytes:
-    return subprocess.run(["zstd", "-c"], input=content, check=True, capture_output=True).stdout
-
-
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     "gzip": gzip.compress,
     "bzip2": bz2.compress,
     "xz": lzma.compress,
-    "zstd": _zstd,
+    "zstd": zstd.compress,
 }
 
 

@@ -32,6 +32,7 @@ from tests import sets, tars
 from tests.bounded import bounded
 from tests.conftest import Program
 from tests.processes import PATIENCE, wait_until
+from tests.tars import zstd
 from wdsfs import source
 from wdsfs.cache import file_cache
 from wdsfs.cache.cache_directory import key_of
@@ -46,11 +47,6 @@ from wdsfs.tree import content as content_module
 from wdsfs.tree import freshness, open_shards
 from wdsfs.tree.indexing import NotIndexed
 from wdsfs.tree.shard_set import ShardSet
-
-if sys.version_info >= (3, 14):
-    from compression import zstd
-else:
-    from backports import zstd
 
 PIECE = 64 << 10
 
