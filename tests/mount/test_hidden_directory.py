@@ -108,7 +108,7 @@ class Mount:
 
     def worker(self, view: View | None = None, merge: bool = False, overlay: Path | None = None) -> Worker:
         # The index in one process is opened once; its workers are made one after the other.
-        below = ShardSet(self.shards, self.index, tags=self.lowers[0]._tags if self.lowers else None)
+        below = ShardSet(self.shards, self.index, tags=self.lowers[0].generations if self.lowers else None)
         self.lowers.append(below)
         tree: Any = make_tree(below, replace(view or View(), merge=merge))
         kind: type[Operations[Any]] = ReadOperations

@@ -9,7 +9,7 @@ import shlex
 import pytest
 
 from tests import tars
-from tests.conftest import BOTH_ENGINES, FUSE, KERNEL, Program
+from tests.conftest import BOTH_ENGINES, Program
 from tests.pages.viewing import Viewer, viewing
 from tests.processes import wait_until
 
@@ -45,7 +45,11 @@ def test_columns_and_fields_of_the_mount(shards: Program) -> None:
             assert viewer.paths("?column=mood&value=bad") == ["t-0/s01", "t-1/s11"]
             shown = viewer.ask("/sample/t-0/s00").text
             assert [one in shown for one in (">about", ">mood", ">json", ">cls")] == [True, True, False, False]
+            assert _commands(shown)[-1] == str(mounted.path / "t-0/s00")
+            preview = viewer.ask("/preview/t-0/s00/mood").text
+            assert str(mounted.path / "t-0/s00/mood") in _commands(preview)
             assert viewer.ask("/file/t-0/s00/about").body == (mounted.path / "t-0/s00/about").read_bytes()
+        assert str(mounted.path) in shards.refused("view", mounted.path / "t-0", code=5)
 
 
 @BOTH_ENGINES
@@ -157,17 +161,6 @@ def test_of_a_writable_mount_the_pages_show_the_shards_and_say_so(
             assert _commands(page)[-1:] == ([] if options else [path])
             shards.run("commit", "--in-place", mounted.path)
             wait_until(lambda: viewer.ask("/file/t-0/s00/cls").body == b"7", "the new shard")
-
-
-@pytest.mark.parametrize(
-    ("engine", "options"), [(FUSE, ("--overlay", "edits")), (KERNEL, ())], indirect=["engine"]
-)
-def test_the_page_of_a_sample_has_its_path_in_the_mount(shards: Program, options: tuple[str, ...]) -> None:
-    with shards.mounted("-q", *options, "set") as mounted:
-        with viewing(shards, mounted.path) as viewer:
-            assert _commands(viewer.ask("/sample/t-0/s00").text)[-1] == str(mounted.path / "t-0/s00")
-            assert str(mounted.path / "t-0/s00/cls") in _commands(viewer.ask("/preview/t-0/s00/cls").text)
-        assert str(mounted.path) in shards.refused("view", mounted.path / "t-0", code=5)
 
 
 def test_shards_are_changed_in_a_mount(shards: Program) -> None:

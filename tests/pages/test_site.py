@@ -18,6 +18,7 @@ from tests import tars
 from tests.conftest import Program
 from tests.pages.viewing import Browser, Viewer, a_shard, picture, viewing
 from tests.processes import wait_until
+from wdsfs.pages.site import UNREADABLE, plot_shards
 
 DOCS = Path(__file__).parent.parent.parent / "docs" / "images"
 SAMPLE = "/sample/train-000000/class0/image0000"
@@ -342,6 +343,19 @@ def test_plots(browser: Browser, looking: Viewer) -> None:
     assert max(float(bar.get_attribute("value") or 0) for bar in browser.all(".plot progress")) == 1
     browser.follow("a[aria-label='cls 3: 30 samples']")
     assert "30 of 120 samples" in browser.texts(".summary")[0]
+
+
+def test_the_chart_of_shards() -> None:
+    plot = plot_shards([100, 50, UNREADABLE, 100])
+    assert "4 shards with 50 to 100 samples, 83 on average. 1 shard cannot" in plot.alt
+    assert [bar.length for bar in plot.bars] == [1, 0.5, 0, 1]
+    assert plot.bars[1].cells == ("1", "50", "50.0", "50")
+    assert plot_shards([]).alt == "There are no samples in 0 shards."
+    many = plot_shards([1000] * 50_000 + [1] + [1000] * 49_999)
+    assert len(many.bars) == 120
+    assert {bar.cells[3] for bar in many.bars} == {"1,000"}
+    [odd] = [bar.cells for bar in many.bars if bar.cells[1] == "1"]
+    assert int(odd[0].split(" ")[0].replace(",", "")) <= 50_000
 
 
 def test_a_broken_shard_does_not_hide_the_others(program: Program) -> None:

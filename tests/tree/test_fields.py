@@ -61,27 +61,6 @@ def test_a_named_column_has_the_first_alternative_in_the_order_of_typing(tmp_pat
     assert found[0] == (b"a", [(b"thumb", b"P"), (b"png", b"P"), (b"img", b"J"), (b"label.txt", b"0")])
 
 
-def test_names_for_joined_columns_in_every_layout(tmp_path: Path) -> None:
-    shards = [write(tmp_path / f"s{number}.tar", MIXED) for number in range(2)]
-    for number in range(2):
-        write(
-            tmp_path / f"j{number}.tar", [(b"a", [(b"depth.png", b"D%d" % number)]), (b"b", [(b"depth.png", b"")])]
-        )
-    columns = columns_of(["img.jpg=jpg;png", "depth=depth.png", "class=cls"])
-    wanted = Composition(columns=columns, join=(str(tmp_path / "j*.tar"),))
-    with a_view(tmp_path, shards, wanted) as below:
-        for view, merge, paths in (
-            (View(), False, [b"s1/a/img.jpg", b"s1/a/depth", b"s1/a/class"]),
-            (View(names="full"), False, [b"s1/a/a.img.jpg", b"s1/a/a.depth", b"s1/a/a.class"]),
-            (View("files"), True, [b"a.img.jpg", b"a.depth", b"a.class", b"a.depth~s1"]),
-        ):
-            tree = make_tree(below, replace(view, merge=merge))
-            assert [tree.resolve(path).size for path in paths] == [1, 2, 1, 2][: len(paths)]
-    with a_view(tmp_path, shards, replace(wanted, classes=True)) as below:
-        tree = make_tree(below, View("classes", merge=True))
-        assert [tree.resolve(b"0/s1--a." + name).size for name in (b"img.jpg", b"depth", b"class")] == [1, 2, 1]
-
-
 def test_what_is_typed_is_read_and_written_alike() -> None:
     assert columns_of(["img=jpg;png", "a;b", "x=y=z"]) == (
         Column((b"jpg", b"png"), b"img"),

@@ -309,16 +309,6 @@ def test_a_planted_link_beside_shards_that_may_be_missing(program: Program, plac
         mounted.allow_log("has changed")
 
 
-def test_who_is_trusted_may_change_the_link(program: Program, place: Path) -> None:
-    command = ("-o", "allow_other", "--trust", "nobody", place / "theirs/s.tar")
-    with program.mounted(*command, at=place / "mnt") as mounted:
-        _link(place)
-        wait_until(lambda: os.path.exists(mounted.path / "s/secret/txt"), "what the link leads to")
-        assert reads(mounted, "s/secret/txt") == b"secret"
-        mounted.expect_log("has changed, so it is indexed again")
-        mounted.allow_log("has changed since this was opened")  # by a look that was under way: ESTALE
-
-
 @pytest.mark.parametrize("view", ["join", "labels"])
 def test_what_shards_are_shown_with_is_guarded_too(program: Program, place: Path, view: str) -> None:
     program.write("own/s.tar", tars.tar(tars.member(b"a.jpg", b"jjj")))

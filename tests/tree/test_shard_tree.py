@@ -22,6 +22,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests import tars
+from tests.tree.test_shard_set import a_lower
 from wdsfs import inodes
 from wdsfs.errors import IsADirectory, NoSuchAttribute, NoSuchEntry, NotADirectory, StaleShard, UnreadableShard
 from wdsfs.index import record
@@ -58,16 +59,8 @@ def a_set(shards: Sequence[bytes], *, indexed: bool = True) -> Iterator[ShardSet
     with TemporaryDirectory() as home:
         for number, data in enumerate(shards):
             Path(home, f"s{number}.tar").write_bytes(data)
-        found = expand([f"{home}/s{{0..{len(shards) - 1}}}.tar"])
-        index = open_index(Path(home, "index"))
-        assert not index.notices
-        if indexed:
-            index.refresh(found)
-        below = ShardSet(found, index)
-        try:
+        with a_lower(Path(home), expand([f"{home}/s{{0..{len(shards) - 1}}}.tar"]), indexed=indexed) as below:
             yield below
-        finally:
-            below.close()
 
 
 @contextmanager
@@ -213,17 +206,13 @@ def test_errors_name_what_is_wrong() -> None:
                 tree.getattr(inode)
 
 
-def test_an_inode_number_is_the_same_in_every_view_and_after_a_remount() -> None:
+def test_an_inode_number_is_the_same_in_every_view_and_after_a_remount(tmp_path: Path) -> None:
     numbers = []
-    with TemporaryDirectory() as home:
-        Path(home, "s0.tar").write_bytes(tar(ORDINARY))
-        for view in (View(), View(), View(names="full"), View("files")):
-            index = open_index(Path(home, "index"))
-            shards = expand([f"{home}/s0.tar"])
-            index.refresh([one for one, _ in index.stale(shards)])
-            tree = make_tree(ShardSet(shards, index), view)
+    (tmp_path / "s0.tar").write_bytes(tar(ORDINARY))
+    for view in (View(), View(), View(names="full"), View("files")):
+        with a_lower(tmp_path, expand([f"{tmp_path}/s0.tar"])) as below:
+            tree = make_tree(below, view)
             numbers.append({e.node.inode for _, e in walk(tree) if kind_of(e.node.inode) == MEMBER})
-            tree.lower.close()
     assert len(numbers[0]) == 5
     assert numbers[0] == numbers[1] == numbers[2] == numbers[3]
 
@@ -454,16 +443,11 @@ def test_every_member_is_shown_once_under_a_name_of_its_own(
 
 
 def test_odd_bytes_in_the_path_of_a_shard(tmp_path: Path) -> None:
-    directory = os.fsencode(tmp_path) + b"/\xff\xfe"
-    os.mkdir(directory)
-    with open(directory + b"/\xffx.tar", "wb") as file:
-        file.write(tar(ORDINARY))
-    index = open_index(tmp_path / "index")
-    shards = expand([directory + b"/\xffx.tar"])
-    index.refresh(shards)
-    tree = make_tree(ShardSet(shards, index), View())
-    assert names_in(tree) == [b"\xffx"]
-    tree.lower.close()
+    path = os.fsencode(tmp_path) + b"/\xff\xfe/\xffx.tar"
+    os.mkdir(os.path.dirname(path))
+    Path(os.fsdecode(path)).write_bytes(tar(ORDINARY))
+    with a_lower(tmp_path, expand([path])) as below:
+        assert names_in(make_tree(below, View())) == [b"\xffx"]
 
 
 def _entries_of(run: ListingRun) -> list[Entry]:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import random
 from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from tests import sets, tars
 from tests.tree.test_shard_set import a_lower
-from wdsfs.index import record_of_file, store
+from wdsfs.index import store
 from wdsfs.shards import Shard
-from wdsfs.tree import indexing, statistics
+from wdsfs.tree import statistics
 
 
 def write(directory: Path, *contents: bytes) -> list[Shard]:
@@ -89,16 +87,3 @@ def test_a_record_that_was_damaged_is_built_again(tmp_path: Path) -> None:
         key = b"r" + store._digest(shards[0].path)
         below.index._write([(key, b"nonsense")])
         assert statistics.gather(below)["samples"] == 3
-
-
-def test_a_shard_that_is_written_all_the_time_counts_as_damaged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shards = write(tmp_path, sets.content(1), sets.content(2))
-    with a_lower(tmp_path, shards) as below:
-        old = record_of_file.build_file(shards[0].path)
-        os.utime(shards[0].path, (1, 1))
-        monkeypatch.setattr(below, "build", lambda number: old)
-        monkeypatch.setattr(indexing, "ATTEMPTS_MAX", 2)  # each one waits for the disk
-        report = statistics.gather(below)
-    assert (report["damaged"], report["samples"]) == (1, 3)

@@ -17,7 +17,7 @@ import shlex
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote
 
 import anyio
@@ -76,8 +76,8 @@ class Site:
         self._snapshots = subject.snapshots
         self._previewer = Previewer()
         self._quick, self._slow = anyio.CapacityLimiter(QUICK), anyio.CapacityLimiter(SLOW)
-        self._made: dict[Callable[[Snapshot], Any], tuple[tuple[int, int], Any]] = {}
-        self._making = threading.Lock()  # once for all requests meanwhile
+        self._known: tuple[tuple[int, int], list[tuple[bytes, Any]]] | None = None  # version, and its findings
+        self._searching = threading.Lock()  # once for all requests meanwhile
         self._downloads = Downloads(self._with_source, self._slow, self._refused)
         self.table = TableOfSet(subject)
         self._grid = Grid(self.table, self._page, secrets.token_hex(4), subject.words)
@@ -285,17 +285,15 @@ class Site:
 
     def problems(self, now: Snapshot, request: Request) -> Response:
         """Return the shards that are damaged, and the findings of `check`, as far as the index knows."""
-        findings = self._of_version(now, _findings) if wings.is_installed("interop") else []
+        findings = self._findings(now) if wings.is_installed("interop") else []
         return self._page("problems.html", known=now.damaged(), findings=findings, limit=FINDINGS_MAX)
 
-    def _of_version(self, now: Snapshot, make: Callable[[Snapshot], Value]) -> Value:
-        """Return the result of a function of the present version of the set, called once for each version."""
-        with self._making:
-            version, made = self._made.get(make, (None, None))
-            if version != now.version:
-                made = make(now)
-                self._made[make] = now.version, made
-        return cast(Value, made)
+    def _findings(self, now: Snapshot) -> list[tuple[bytes, Any]]:
+        """Return the first findings, with names of shards: searched for once in each version of the set."""
+        with self._searching:
+            if self._known is None or self._known[0] != now.version:
+                self._known = now.version, list(itertools.islice(_findings(now), FINDINGS_MAX + 1))
+            return self._known[1]
 
 
 def _picture_url(picture: Picture) -> str:
@@ -330,12 +328,8 @@ def _rank(name: bytes) -> int:
     return SEEN.index(kind) if kind in SEEN else len(SEEN)
 
 
-def _findings(now: Snapshot) -> list[tuple[bytes, Any]]:
-    """Return the first findings of `check` that records show, with names of shards. Raises StaleShard."""
-    return list(itertools.islice(_all_findings(now), FINDINGS_MAX + 1))
-
-
-def _all_findings(now: Snapshot) -> Iterator[tuple[bytes, Any]]:
+def _findings(now: Snapshot) -> Iterator[tuple[bytes, Any]]:
+    """Yield the findings of `check` that records show, with names of shards. Raises StaleShard."""
     rules = wings.load("interop", "judge")
     judge = rules.Judge()
     for number in now.readable:

@@ -270,7 +270,7 @@ class NumberedTree:
     def _sample(self, number: int) -> tuple[int, int]:
         """Return shard and inode of the sample with this number. Raises NoSuchEntry for an unused number."""
         shard = int(np.searchsorted(self._ends, number, "right"))
-        if self.lower.may_shrink and not self._is_shown(shard):
+        if not self._is_shown(shard):
             raise NoSuchEntry(f"sample {number} does not exist any more: its shard has left the set")
         order = self._orders.get(shard)
         if order is None:

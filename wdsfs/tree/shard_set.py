@@ -63,10 +63,11 @@ class ShardSet:
         self.label_files: Sequence[bytes] = ()  # the paths of other files that decide what is shown
         self._keys: Sequence[bytes] = shards.keys  # under which the index has their records
         self.generation = 0  # counts changes of the set under the mount
-        self._tags = Generations.at_mount(len(shards)) if tags is None else tags
+        # The state that the processes of a mount share about changes of this set.
+        self.generations = Generations.at_mount(len(shards)) if tags is None else tags
         # Numbers whose shard is not in the set any more. Open files of such a shard work while the tar exists.
         self.out = shards.out
-        self._freshness = Freshness(self._tags, self._stat, self._changed, self.out)
+        self._freshness = Freshness(self.generations, self._stat, self._changed, self.out)
         # Used at every request, so kept here to save a call.
         self.fingerprint, self.tag = self._freshness.fingerprint, self._freshness.tag
         self._failures = Failures(shards, self._keys, index)
@@ -90,16 +91,6 @@ class ShardSet:
     def count(self) -> int:
         """The number of shards in the set."""
         return len(self.shards) - len(self.out)
-
-    @property
-    def may_shrink(self) -> bool:
-        """True if shards are not in the set any more, or may be taken out of it at any time."""
-        return bool(self.out) or self._tags.followed
-
-    @property
-    def generations(self) -> Generations:
-        """The state that the processes of a mount share about changes of this set."""
-        return self._tags
 
     @property
     def sources(self) -> list[ShardSet]:
@@ -141,7 +132,7 @@ class ShardSet:
 
         Called when a shard turned out to be stale: the kernel looks up the path again at once.
         """
-        self._tags.alarm()
+        self.generations.alarm()
 
     def _forget(self, number: int) -> None:
         self.generation += 1
@@ -180,7 +171,7 @@ class ShardSet:
         try:
             return self.summary(number).samples
         except MissingShard:
-            if not self._tags.followed:
+            if not self.generations.followed:
                 raise
             return self.last_samples(number)
 
@@ -382,7 +373,7 @@ class ShardSet:
             current is None
             or current.tag != tag
             or current.until < time.monotonic()
-            or self._tags.alarms != self._freshness.heard  # a shard has changed: check again
+            or self.generations.alarms != self._freshness.heard  # a shard has changed: check again
             or self._records.snapshot != self.index.snapshot
         ):
             current = self._current_of(number, tag)

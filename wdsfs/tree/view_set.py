@@ -103,7 +103,7 @@ class ViewSet(ShardSet):
         for source in self._sources:
             source.on_files = lambda _: self.on_files(sum(lower.open_files for lower in self._sources))
             source.slowly = lambda: self.slowly()
-        self._watch = CompanionWatch(companions, self.access, self._tags, lambda: self.slowly())
+        self._watch = CompanionWatch(companions, self.access, self.generations, lambda: self.slowly())
         self._joined = [JoinedSet(shards, lower, self._watch.number) for lower in joined]
         labels: LabelFiles = sum(companions.labels, ())
         self._content = ViewContent(self._sources, labels, self._watch, self.access, self._reconsider)
