@@ -187,13 +187,13 @@ def test_when_a_commit_has_ended_nobody_is_refused_any_more(a_set: Program) -> N
         commit(a_set, mounted.path, "--in-place")
 
 
-# A commit that waits in front of the rename of the shard s1, having made the file "waits", until "go" is there.
+# A commit that waits in front of a rename to NAME, having made the file "waits", until "go" is there.
 SLOW = """
 import os, time
 from wdsfs import durable
 original = durable.Disk.rename
 def rename(self, source, target):
-    if target.endswith(b"s1.tar"):
+    if target.endswith(b"NAME"):
         open("waits", "w").close()
         while not os.path.exists("go"):
             time.sleep(0.001)
@@ -205,11 +205,11 @@ main(prog_name="wdsfs")
 
 
 class Commit:
-    """A commit in place of a mount that has stopped half-way."""
+    """A commit in place of a mount that has stopped in front of a rename to this name."""
 
-    def __init__(self, program: Program, path: Path) -> None:
-        self.program = program
-        command = [*program.command()[:1], "-c", SLOW, "commit", "--in-place", "--jobs", "1", path]
+    def __init__(self, program: Program, path: Path, name: str = "s1.tar") -> None:
+        self.program, code = program, SLOW.replace("NAME", name)
+        command = [*program.command()[:1], "-c", code, "commit", "--in-place", "--jobs", "1", path]
         self.process = Process(
             command, env=program.environment, cwd=program.home, stdout=subprocess.PIPE, stderr=subprocess.PIPE
         )
@@ -380,13 +380,10 @@ def test_a_commit_that_is_killed_before_it_has_begun_changes_nothing(a_set: Prog
     with a_set.mounted(*OPTIONS) as mounted:
         top = mounted.path
         edit(top)
-        patch = SLOW.replace('b"s1.tar"', 'b"commit.json"')
-        command = [*a_set.command()[:1], "-c", patch, "commit", "--in-place", top]
-        with Process(command, env=a_set.environment, cwd=a_set.home) as process:
-            wait_until(lambda: (a_set.home / "waits").exists(), "the commit")
-            with fails(errno.EBUSY):
-                (top / "new").mkdir()
-            process.kill()
+        running = Commit(a_set, top, "commit.json")
+        with fails(errno.EBUSY):
+            (top / "new").mkdir()
+        running.kill()
         wait_until(lambda: _can_write(top), "the thaw")
         (top / "new").rmdir()
         check_edited(top, "more")

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests import sets, tars, writables
+from tests.overlay.test_upper_format import need_overlayfs
 from tests.packing.overlays import (
     EDITS,
     FIRST,
@@ -368,15 +369,6 @@ def test_a_shard_that_changes_between_planning_and_writing(tmp_path: Path) -> No
 # --- an upper that the kernel wrote ----------------------------------------------------------------------------
 
 
-def can_mount() -> bool:
-    script = """
-        mount -t tmpfs t /mnt && cd /mnt && mkdir l u w m &&
-        mount -t overlay -o lowerdir=l,upperdir=u,workdir=w o m
-    """
-    test = [*sets.in_own_mounts(), "sh", "-c", script]
-    return os.geteuid() == 0 and subprocess.run(test, check=False, capture_output=True).returncode == 0
-
-
 OVERLAY_SCRIPT = """
 set -e
 mount -t tmpfs t "$1/mnt"; cd "$1/mnt"; mkdir u w m
@@ -392,9 +384,10 @@ mkdir -p "$1/o/work/kernel"; cp -a u "$1/o/upper"
 """
 
 
-@pytest.mark.skipif(not can_mount(), reason="no overlayfs can be mounted here")
+@pytest.mark.root
 def test_an_upper_that_the_kernel_wrote(tmp_path: Path) -> None:
     """As an earlier release had it do, over a plain directory that mirrors the mount."""
+    need_overlayfs()
     here = Set(tmp_path, FIRST, SECOND)
     shutil.rmtree(tmp_path / "o")
     with a_tree(tmp_path, [b"", b""], View()) as tree:
