@@ -92,11 +92,6 @@ class Generations:
             last_tags=last,
         )
 
-    @property
-    def sum_of_last_tags(self) -> int:
-        """The sum of the last tags of shards that are not in the set any more."""
-        return sum(self.last_tags.values())
-
     def of(self, number: int, fingerprint: Fingerprint) -> int:
         """Return the tag of a shard that has this fingerprint now."""
         sum_, word = fingerprint.sum, self.words[number]  # read once: another process may write it
@@ -210,7 +205,8 @@ class Freshness:
         """
         states = [state for number, state in self.states.items() if number not in self._out]
         missing = 0 if self.tags.followed else sum(state.fingerprint == GONE for state in states)
-        return 2 * (sum(state.tag for state in states) + self.tags.sum_of_last_tags) + missing
+        tags = sum(state.tag for state in states) + sum(self.tags.last_tags.values())
+        return 2 * tags + missing
 
     def reconsider(self, number: int) -> None:
         """Give a shard a new tag, because it has other content under the same fingerprint."""

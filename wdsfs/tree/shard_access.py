@@ -152,7 +152,8 @@ class GuardedAccess(Access):
         for path in published:
             seen = new._seen.get(path)
             with contextlib.suppress(OSError):  # the file is gone again: keep the earlier state
-                if seen is not None and _is_plain(state := os.lstat(seen.place)):
+                # One that a commit wrote is no link, and has one name only.
+                if seen and stat.S_ISREG((state := os.lstat(seen.place)).st_mode) and state.st_nlink == 1:
                     new._seen[path] = _SeenFile(state.st_uid, seen.place, state.st_dev, state.st_ino)
                     new._known[path] = Fingerprint.numbered(state)
         return new
@@ -235,11 +236,6 @@ def _objection(state: os.stat_result, place: bytes, seen: _SeenFile) -> str | No
     if another and private and (state.st_uid == mounter or state.st_nlink > 1):
         return f"{since}it is another file of {owner}'s, which not everybody may read"
     return None
-
-
-def _is_plain(state: os.stat_result) -> bool:
-    """Return True if a file can be one that a commit wrote: no link, and with one name only."""
-    return stat.S_ISREG(state.st_mode) and state.st_nlink == 1
 
 
 def access_from_json(rows: Iterable[Sequence[Any]] | None) -> Access:
