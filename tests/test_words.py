@@ -1,7 +1,6 @@
 """The manner of docstrings, comments, messages and pages: no sentence that has to be read twice, no empty name.
 
-`python -m tests.test_words FILE...` prints the sentences to mend of these files, or of all; `--lower` then writes
-their numbers into data/words_left.txt, where a number may only fall.
+`python -m tests.test_words FILE...` prints the sentences to mend of these files, or of all.
 """
 
 import ast
@@ -9,7 +8,6 @@ import io
 import re
 import sys
 import tokenize
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -20,7 +18,6 @@ ROOT = Path(__file__).parent.parent
 MODULES = sorted((ROOT / "wdsfs").rglob("*.py"))
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("wdsfs/**/*.md")])
 GENERATED = {*ROOT.glob("docs/reference/commands*.md")}  # its sentences are those of the options
-LEFT = ROOT / "tests/data/words_left.txt"
 WORDS_MAX = 30  # of a sentence, without those in parentheses and from a colon on
 
 RIDDLE = re.compile(
@@ -190,11 +187,6 @@ def names_given(tree: ast.Module) -> Iterator[str]:
             yield node.arg
 
 
-def numbers_left() -> Counter[str]:
-    lines = (line.split() for line in LEFT.read_text().splitlines())
-    return Counter({name: int(number) for number, name in lines})
-
-
 @pytest.mark.parametrize(
     "text", ["It is made anew.", "x = f(\n    f'nothing'\n)  # a copy\n# of it", 'say("so "\n    "many")']
 )
@@ -247,11 +239,8 @@ def test_a_finding_has_its_line(
 
 
 def test_sentences_are_read_once() -> None:
-    """A file has at most as many findings as LEFT has for it, so that the number only falls."""
-    left = numbers_left()
-    for file in [*MODULES, *PAGES]:
-        seen = [] if file in GENERATED else list(findings(file))
-        assert len(seen) <= left[str(file.relative_to(ROOT))], "\n".join(["say in other words:", *seen])
+    seen = [finding for file in [*MODULES, *PAGES] if file not in GENERATED for finding in findings(file)]
+    assert not seen, "\n".join(["say in other words:", *seen])
 
 
 def test_docstrings_begin_with_a_verb_or_noun() -> None:
@@ -275,17 +264,9 @@ def test_values_are_named_by_what_they_are() -> None:
 
 
 def main() -> None:
-    files = [Path(name).resolve() for name in sys.argv[1:] if name != "--lower"]
-    numbers: Counter[str] = Counter()
-    for file in files or [*MODULES, *PAGES]:
-        for finding in [] if file in GENERATED else findings(file):
-            print(finding)
-            numbers[finding.partition(":")[0]] += 1
-    print(sum(numbers.values()), "sentences to mend", file=sys.stderr)
-    if "--lower" in sys.argv:
-        left = numbers_left() if LEFT.exists() else numbers
-        lowered = {name: min(number, numbers[name]) for name, number in sorted(left.items())}
-        LEFT.write_text("".join(f"{number} {name}\n" for name, number in lowered.items() if number))
+    files = [Path(name).resolve() for name in sys.argv[1:]] or [*MODULES, *PAGES]
+    seen = [finding for file in files if file not in GENERATED for finding in findings(file)]
+    print(*seen, f"{len(seen)} sentences to mend", sep="\n")
 
 
 if __name__ == "__main__":

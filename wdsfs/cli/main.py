@@ -25,9 +25,13 @@ from wdsfs.log_lines import TerminalFormatter
 from wdsfs.names import shown
 
 EPILOG = """\b
-Exit codes: 0 done, 1 `check` or `diff` has findings (or a bug), 2 wrong arguments, 3 a shard is missing or
-unreadable, 4 index failed, 5 mount or unmount failed, 6 no such path, 7 commit or pack failed, 8 unusable
-overlay, 9 image or index of another tool failed, 10 --executor failed, 130 interrupted."""
+Exit codes:
+    0   done                                6   no such path
+    1   findings of check, diff; or a bug   7   commit or pack failed
+    2   wrong arguments                     8   unusable overlay
+    3   a shard is missing or unreadable    9   image or export failed
+    4   index failed                        10  --executor failed
+    5   mount or unmount failed             130 interrupted"""
 
 
 class _Log(logging.Handler):
