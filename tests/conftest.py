@@ -25,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,7 +36,7 @@ from click.testing import CliRunner
 from hypothesis import HealthCheck, settings
 
 from tests import needs, processes, warm_start
-from tests.processes import PATIENCE, Process, wait_until
+from tests.processes import PATIENCE, Process, Word, finished, wait_until
 from tests.warm_start import WarmProcess, WarmStart
 from tests.web_server import WebServer
 from wdsfs import mount_registry, mount_table
@@ -336,15 +336,13 @@ class Program:
             os.chown(path, self.user.uid, self.user.gid)
         return path
 
-    def command(self, *arguments: str | bytes | Path) -> list[str | bytes]:
+    def command(self, *arguments: Word) -> list[str | bytes]:
         start = ["-m", "wdsfs"]
         if self.user is not None:
             start = [*warm_start.START, str(self.user.uid), str(self.user.gid)]
         return [sys.executable, *start, *(os.fspath(one) for one in arguments)]
 
-    def start(
-        self, *arguments: str | bytes | Path, new_interpreter: bool = False, **options: Any
-    ) -> subprocess.Popen[bytes]:
+    def start(self, *arguments: Word, new_interpreter: bool = False, **options: Any) -> subprocess.Popen[bytes]:
         """Start the program, by `warm_start` unless that would make a difference."""
         environment = {**self.environment, **options.pop("env", {})}
         given = {"cwd": self.home, "env": environment, **options}
@@ -353,9 +351,7 @@ class Program:
             return WarmProcess(_WARM[0], [os.fspath(one) for one in arguments], user, **given)
         return Process(self.command(*arguments), **given)
 
-    def run(
-        self, *arguments: str | bytes | Path, code: int | None = 0, **options: Any
-    ) -> subprocess.CompletedProcess[bytes]:
+    def run(self, *arguments: Word, code: int | None = 0, **options: Any) -> subprocess.CompletedProcess[bytes]:
         """Run to the end and check the exit code (None: whatever it is)."""
         streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         with self.start(*arguments, **{**streams, **options}) as process:
@@ -367,7 +363,7 @@ class Program:
         assert code is None or process.returncode == code, (process.returncode, out, err)
         return subprocess.CompletedProcess(process.args, process.returncode, out or b"", err or b"")
 
-    def on_terminal(self, *arguments: str | bytes | Path, code: int = 0, **options: Any) -> bytes:
+    def on_terminal(self, *arguments: Word, code: int = 0, **options: Any) -> bytes:
         """Return what a command shows on a terminal, with standard error. It is read while the command runs: a
         terminal that nobody reads is full after some kilobytes, and the command would wait for ever."""
         main, terminal = os.openpty()
@@ -389,28 +385,21 @@ class Program:
             os.close(main)
         return shown
 
-    def json(self, *arguments: str | bytes | Path, code: int | None = 0, **options: Any) -> Any:
+    def json(self, *arguments: Word, code: int | None = 0, **options: Any) -> Any:
         return json.loads(self.run(*arguments, "--json", code=code, **options).stdout)
 
-    def refused(self, *arguments: str | bytes | Path, code: int, **options: Any) -> str:
+    def refused(self, *arguments: Word, code: int, **options: Any) -> str:
         """The message of a command that fails with this code; it is one line, and no traceback."""
         done = self.run(*arguments, code=code, **options)
         lines = done.stderr.decode(errors="replace").splitlines()
         assert len(lines) == 1, lines
         return lines[0]
 
-    def tool(self, *command: str | bytes | Path, code: int | None = 0, **options: Any) -> bytes:
+    def tool(self, *command: Word, code: int | None = 0, **options: Any) -> bytes:
         """The output of another program, run by the same user."""
         who = {"user": self.user.uid, "group": self.user.gid, "extra_groups": []} if self.user else {}
-        done = subprocess.run(
-            command,
-            **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "cwd": self.home, **who, **options},
-            env={**os.environ, "LC_ALL": "C.UTF-8", "TZ": "UTC"},
-            check=False,
-            timeout=PATIENCE,
-        )
-        assert code is None or done.returncode == code, done
-        return bytes(done.stdout or b"")
+        place = {"cwd": self.home, "env": {**os.environ, "LC_ALL": "C.UTF-8", "TZ": "UTC"}}
+        return bytes(finished(*command, code=code, text=False, **place, **who, **options).stdout)
 
     def write(self, name: str | bytes, content: bytes) -> Path:
         """A shard, or another file, in `home`."""
@@ -427,7 +416,7 @@ class Program:
     @contextlib.contextmanager
     def mounted(
         self,
-        *arguments: str | bytes | Path,
+        *arguments: Word,
         at: Path | None = None,
         foreground: bool = False,
         ends_itself: bool = False,
@@ -442,7 +431,7 @@ class Program:
 
     def _mounted(
         self,
-        arguments: tuple[str | bytes | Path, ...],
+        arguments: Sequence[Word],
         at: Path,
         foreground: bool,
         ends_itself: bool,
@@ -471,9 +460,7 @@ class Program:
 class InProcess(Program):
     """Runs commands inside this process, which is ten times as fast, where nothing speaks against it."""
 
-    def run(
-        self, *arguments: str | bytes | Path, code: int | None = 0, **options: Any
-    ) -> subprocess.CompletedProcess[bytes]:
+    def run(self, *arguments: Word, code: int | None = 0, **options: Any) -> subprocess.CompletedProcess[bytes]:
         if arguments[0] == "mount" or options.keys() - {"env"}:
             return super().run(*arguments, code=code, **options)
         from wdsfs.cli import main  # late: most tests run the program as another process
@@ -517,7 +504,7 @@ class Mounted:
 
     # --- beginning
 
-    def begin(self, arguments: tuple[str | bytes | Path, ...], foreground: bool, **options: Any) -> None:
+    def begin(self, arguments: Sequence[Word], foreground: bool, **options: Any) -> None:
         before = descendants(os.getpid())
         if foreground:
             self._begin_in_foreground(arguments, **options)
@@ -532,21 +519,17 @@ class Mounted:
         self.pid, self._overlay = told["pid"], told.get("overlay")
         assert self.pid in self._known
 
-    def _begin_in_foreground(self, arguments: tuple[str | bytes | Path, ...], **options: Any) -> None:
+    def _begin_in_foreground(self, arguments: Sequence[Word], **options: Any) -> None:
         """Start, and wait for the READY=1 of sd_notify(3), or for an early exit."""
         with (
             socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notices,
             (self.program.home / "foreground.log").open("wb") as log,
         ):
             notices.bind(f"\0wdsfs-test-{os.getpid()}-{id(self)}")
-            self.process = self.program.start(
-                "mount",
-                "--foreground",
-                *arguments,
-                self.path,
-                **{"stdin": subprocess.DEVNULL, "stdout": log, "stderr": subprocess.STDOUT, **options},
-                env={"NOTIFY_SOCKET": "@" + notices.getsockname()[1:].decode(), **options.pop("env", {})},
-            )
+            streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": subprocess.STDOUT}
+            told = {"NOTIFY_SOCKET": "@" + notices.getsockname()[1:].decode(), **options.pop("env", {})}
+            words = "mount", "--foreground", *arguments, self.path
+            self.process = self.program.start(*words, **streams, **options, env=told)
             ended = os.pidfd_open(self.process.pid)
             try:
                 ready, _, _ = select.select([notices.fileno(), ended], [], [], PATIENCE)
@@ -725,15 +708,7 @@ def force_unmount(path: Path) -> None:
 
 
 _EARLIER: set[int] = set()
-_HANDLED = (
-    signal.SIGHUP,
-    signal.SIGINT,
-    signal.SIGQUIT,
-    signal.SIGUSR1,
-    signal.SIGPIPE,
-    signal.SIGTERM,
-    signal.SIGCHLD,
-)
+_HANDLED = [getattr(signal, f"SIG{name}") for name in ("HUP", "INT", "QUIT", "USR1", "PIPE", "TERM", "CHLD")]
 
 
 @pytest.fixture(autouse=True)

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from tests import tars
+from tests.processes import finished
 from wdsfs import mount_registry
 from wdsfs.door.pins import Pin
 from wdsfs.index.record_of_file import build_file
@@ -89,15 +90,10 @@ def write_shards(home: Path) -> None:
         os.utime(home / name, (TIME, TIME))
 
 
-def run(
-    home: Path, *arguments: str, code: int = 0, program: str = "from wdsfs.__main__ import main; main()"
-) -> None:
+def run(home: Path, *arguments: str, code: int = 0, program: str = PROGRAM) -> None:
     """Run wdsfs in `home`."""
     variables = {"WDSFS_INDEX_DIR": "index", "HOME": str(home), "XDG_STATE_HOME": str(home / "state")}
-    done = subprocess.run(
-        [sys.executable, "-c", program, *arguments], cwd=home, env={**os.environ, **variables}, check=False
-    )
-    assert done.returncode == code, (arguments, done.returncode)
+    finished(sys.executable, "-c", program, *arguments, cwd=home, env={**os.environ, **variables}, code=code)
 
 
 def write_indexes(home: Path, directory: Path) -> None:
@@ -136,19 +132,8 @@ def write_overlays(home: Path, directory: Path) -> None:
     finally:
         run(home, "umount", "mnt")
     (directory / "overlay.json").write_text(encoded(listing(home / "edits"), home))
-    run(
-        home,
-        "commit",
-        "-q",
-        "-j",
-        "1",
-        "--in-place",
-        "--overlay",
-        "edits",
-        "pets-{0..1}.tar",
-        code=-9,
-        program=KILLED,
-    )
+    commit = "commit", "-q", "-j", "1", "--in-place", "--overlay", "edits", "pets-{0..1}.tar"
+    run(home, *commit, code=-9, program=KILLED)
     (directory / "half-done.json").write_text(encoded(listing(home / "edits"), home))
     shutil.copy(home / "pets-0.tar", directory / "half-done-0.tar")
 
@@ -168,11 +153,8 @@ def listing(top: Path) -> list[dict[str, Any]]:
     for path in sorted(top.rglob("*")):
         status = path.lstat()
         names = [name for name in os.listxattr(path, follow_symlinks=False) if name.startswith("user.")]
-        row: dict[str, Any] = {
-            "path": str(path.relative_to(top)),
-            "mode": status.st_mode,
-            "time": status.st_mtime_ns,
-        }
+        place = str(path.relative_to(top))
+        row: dict[str, Any] = {"path": place, "mode": status.st_mode, "time": status.st_mtime_ns}
         if names:
             row["attributes"] = {name: base64.b64encode(os.getxattr(path, name)).decode() for name in names}
         if path.name == "lock":

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.conftest import ROOT, Program
-from tests.processes import PATIENCE
+from tests.processes import PATIENCE, finished
 
 REQUIRED = bool(os.environ.get("WDSFS_REQUIRE_TOOLS"))
 TOOLS, DALI = ROOT / "build" / "tools-venv", ROOT / "build" / "dali-venv"
@@ -23,12 +22,8 @@ SCRIPTS = Path(__file__).parent / "ecosystem"
 # Of a script, or of all commands of a page: PyTorch and its like are a gigabyte that the disk may have to bring,
 # and a page imports them several times. On a machine with a load of 20 pages have taken more than a minute.
 LONG_PATIENCE = 5 * PATIENCE
-QUIET = {
-    "HF_HUB_OFFLINE": "1",
-    "HF_DATASETS_OFFLINE": "1",
-    "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
-    "OMP_NUM_THREADS": "1",
-}
+_ONES = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "HF_DATASETS_DISABLE_PROGRESS_BARS", "OMP_NUM_THREADS")
+QUIET = dict.fromkeys(_ONES, "1")
 
 
 def need_tool(module: str, venv: Path = TOOLS) -> None:
@@ -54,14 +49,6 @@ def run_script(program: Program, name: str, jobs: object, venv: Path = TOOLS) ->
 
 def run_python(program: Program, *words: str | Path, venv: Path = TOOLS, **variables: str) -> str:
     """Return the output of Python with these arguments, in the home of the test and with further variables."""
-    done = subprocess.run(
-        [venv / "bin" / "python", *words],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        env={**environment_of(program), **variables},
-        cwd=program.home,
-        timeout=LONG_PATIENCE,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr.decode(errors="replace")
-    return done.stdout.decode()
+    place = {**environment_of(program), **variables}
+    command = venv / "bin" / "python", *words
+    return str(finished(*command, env=place, cwd=program.home, timeout=LONG_PATIENCE).stdout)

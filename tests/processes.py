@@ -24,6 +24,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
+Word = str | bytes | Path  # of a command
+
 # Seconds until a wait for something that must happen is given up; no test measures time. With a load of 15 on two
 # processors things take twenty times as long. The time limit of a test is a multiple (pyproject.toml).
 PATIENCE = 120.0
@@ -82,6 +84,15 @@ class Process(subprocess.Popen[Any]):
 
     def communicate(self, input: Any = None, timeout: float | None = PATIENCE) -> tuple[Any, Any]:
         return super().communicate(input, timeout)
+
+
+def finished(*command: Word, code: int | None = 0, **options: Any) -> subprocess.CompletedProcess[Any]:
+    """Run a program to its end; its output is text. `code`: the exit code that it must have (None: any)."""
+    usual = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "timeout": PATIENCE}
+    stdin = {} if "input" in options else {"stdin": subprocess.DEVNULL}
+    done: subprocess.CompletedProcess[Any] = subprocess.run(command, **{**usual, **stdin, **options}, check=False)
+    assert code is None or done.returncode == code, (command, done.returncode, done.stdout, done.stderr)
+    return done
 
 
 def forked(work: Callable[[], object]) -> int:

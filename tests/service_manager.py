@@ -17,21 +17,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import PATIENCE, Process, wait_until
+from tests.processes import Process, finished, wait_until
 from tests.servers import need_server
 from wdsfs import mount_registry, mount_table
 
 SYSTEMD = Path("/lib/systemd/systemd")
 TARGETS = (
-    "basic",
-    "local-fs",
-    "local-fs-pre",
-    "multi-user",
-    "remote-fs",
-    "remote-fs-pre",
-    "shutdown",
-    "sysinit",
-    "umount",
+    *("basic", "local-fs", "local-fs-pre", "multi-user", "remote-fs", "remote-fs-pre"),
+    *("shutdown", "sysinit", "umount"),
 )
 STARTED = "systemd is next"  # from here on a failure is a failure of the test
 START = f"""
@@ -72,9 +65,7 @@ class ServiceManager:
     def run(self, *command: str | Path) -> str:
         """Return the output of a command beside the units, which has to succeed."""
         inside = ["nsenter", f"--target={self.process}", "--mount", "--pid", "--cgroup", *map(str, command)]
-        done = subprocess.run(inside, capture_output=True, text=True, timeout=PATIENCE, check=False)
-        assert done.returncode == 0, (command, done.stdout, done.stderr)
-        return done.stdout
+        return str(finished(*inside).stdout)
 
 
 @contextlib.contextmanager

@@ -13,7 +13,6 @@ import gzip
 import io
 import lzma
 import os
-import subprocess
 import sys
 import tarfile
 import zlib
@@ -24,6 +23,8 @@ from typing import Any, NamedTuple
 
 import webdataset
 from webdataset import tariterators
+
+from tests.processes import Word, finished
 
 if sys.version_info >= (3, 14):
     from compression import zstd as zstd
@@ -155,19 +156,8 @@ def with_webdataset(samples: Iterable[Mapping[str, Any]], **options: Any) -> byt
 
 def with_gnu_tar(directory: Path, *options: str, members: Iterable[bytes] = (b".",)) -> bytes:
     """Return the tar that GNU tar makes of a directory, or of some of its members."""
-    command = [
-        "tar",
-        *options,
-        "--sort=name",
-        "--owner=0",
-        "--group=0",
-        "-C",
-        os.fspath(directory),
-        "-cf",
-        "-",
-        "--",
-    ]
-    return subprocess.run([*map(os.fsencode, command), *members], check=True, capture_output=True).stdout
+    command: list[Word] = ["tar", *options, "--sort=name", "--owner=0", "--group=0", "-C", directory]
+    return bytes(finished(*command, "-cf", "-", "--", *members, text=False).stdout)
 
 
 def names_of_one_checksum(bits: int) -> list[bytes]:
@@ -236,15 +226,8 @@ class Listed(NamedTuple):
     link: bytes
 
 
-_TESTS = {
-    "file": tarfile.TarInfo.isreg,
-    "link": tarfile.TarInfo.islnk,
-    "symlink": tarfile.TarInfo.issym,
-    "directory": tarfile.TarInfo.isdir,
-    "character": tarfile.TarInfo.ischr,
-    "block": tarfile.TarInfo.isblk,
-    "fifo": tarfile.TarInfo.isfifo,
-}
+_KINDS = "file:isreg link:islnk symlink:issym directory:isdir character:ischr block:isblk fifo:isfifo"
+_TESTS = {kind: getattr(tarfile.TarInfo, test) for kind, _, test in (one.partition(":") for one in _KINDS.split())}
 
 
 def by_tarfile(tar: bytes) -> list[Listed]:
@@ -260,9 +243,8 @@ def by_tarfile(tar: bytes) -> list[Listed]:
             kind = next((kind for kind, test in _TESTS.items() if test(one)), "unknown")
             size = one.size if kind in ("file", "unknown") else 0
             link = one.linkname if kind in ("link", "symlink") else ""
-            found.append(
-                Listed(_raw(one.name), kind, one.offset, one.offset_data, size, int(one.mtime), _raw(link))
-            )
+            place = one.offset, one.offset_data
+            found.append(Listed(_raw(one.name), kind, *place, size, int(one.mtime), _raw(link)))
     return found
 
 
@@ -345,12 +327,8 @@ def _sparse_0_1() -> bytes:
 
 def _sparse_1_0() -> bytes:
     text = data(b"2\n" + b"".join(b"%d\n%d\n" % (offset, len(content)) for offset, content in _SEGMENTS))
-    records = {
-        b"GNU.sparse.major": b"1",
-        b"GNU.sparse.minor": b"0",
-        b"GNU.sparse.name": b"s.txt",
-        b"GNU.sparse.realsize": b"%d" % _SIZE,
-    }
+    fields = {b"major": b"1", b"minor": b"0", b"name": b"s.txt", b"realsize": b"%d" % _SIZE}
+    records = {b"GNU.sparse." + name: value for name, value in fields.items()}
     return pax(records) + header(b"GNUSparseFile.1/s.txt", len(text) + 6) + text + _STORED
 
 

@@ -4,15 +4,15 @@ The package is copied, one wing is deleted from the copy, and new interpreters r
 """
 
 import shutil
-import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests import sets
 from tests.conftest import Program
-from tests.processes import PATIENCE
+from tests.processes import finished
 
 PACKAGE = Path(__file__).parent.parent / "wdsfs"
 
@@ -58,11 +58,11 @@ def take_off(program: Program, wing: str) -> None:
 
 @pytest.mark.parametrize("wing", WINGS)
 def test_the_rest_works_without_a_wing(program: Program, wing: str) -> None:
+    """What needs the wing says, in one line, that it is not installed."""
     take_off(program, wing)
-    shown = subprocess.check_output(
-        [sys.executable, "-c", SHOW_ALL_HELP], env=program.environment, cwd=program.home, timeout=PATIENCE
-    )
-    assert shown.decode().splitlines()[-1].startswith(str(program.home))
+    here: dict[str, Any] = {"env": program.environment, "cwd": program.home}
+    shown = finished(sys.executable, "-c", SHOW_ALL_HELP, **here).stdout
+    assert shown.splitlines()[-1].startswith(str(program.home))
 
     program.run("index", "a.tar")
     with program.mounted("--overlay", "edits", "a.tar") as mounted:
@@ -73,20 +73,8 @@ def test_the_rest_works_without_a_wing(program: Program, wing: str) -> None:
     program.run("pack", "new-000000.tar", "-o", "packed-%06d.tar")
     assert program.run("cat", "packed-000000.tar", "packed-000000/d0/1-0/txt").stdout == b"changed"
 
-
-@pytest.mark.parametrize("wing", WINGS)
-def test_what_needs_a_wing_says_that_it_is_not_installed(program: Program, wing: str) -> None:
-    take_off(program, wing)
-    _, arguments = WINGS[wing]
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        env=program.environment,
-        cwd=program.home,
-        check=False,
-        timeout=PATIENCE,
-        capture_output=True,
-    )
-    [line] = done.stderr.decode().splitlines()
+    done = finished(sys.executable, *WINGS[wing][1], **here, code=None)
+    [line] = done.stderr.splitlines()
     assert line.startswith("wdsfs: "), line
     assert "not installed" in line
     assert done.returncode in (1, 2)

@@ -68,13 +68,6 @@ def test_no_document_has_an_unfilled_place(document: Path) -> None:
     assert "<!--" not in document.read_text().replace("<!-- bench: ", "")
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_explains_itself(name: str) -> None:
-    command = COMMANDS[name]
-    assert command is not None
-    assert re.search(r"Examples?:", command.help or ""), "no example in its help"
-
-
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_every_link_leads_somewhere(document: Path) -> None:
     for target, anchor in re.findall(r"\]\(([^)#]*)(?:#([^)]*))?\)", document.read_text()):

@@ -14,7 +14,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from PIL import Image
 from tests import tars
 from tests.conftest import Mounted, Program
 from tests.peers import DALI, LONG_PATIENCE, TOOLS, environment_of, need_tool, run_script
+from tests.processes import finished
 from wdsfs.spec.expand import expand
 
 Samples = dict[str, dict[str, bytes]]  # by key, then by extension; in the order of the set
@@ -151,14 +151,8 @@ def in_folders() -> Samples:
 
 
 def run_tool(program: Program, name: str, *arguments: object) -> None:
-    subprocess.run(
-        [TOOLS / "bin" / name, *map(str, arguments)],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        env=environment_of(program),
-        timeout=LONG_PATIENCE,
-        check=True,
-    )
+    command = TOOLS / "bin" / name
+    finished(command, *map(str, arguments), env=environment_of(program), timeout=LONG_PATIENCE)
 
 
 def prepare(program: Program, directory: Path, ratio: str) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +15,7 @@ import click
 import pytest
 
 from tests.conftest import ROOT
-from tests.processes import PATIENCE
+from tests.processes import finished
 from wdsfs.cli.main import main
 
 # Pages that are typed in, by test_first_steps, test_typed_pages, test_python_page and test_remote_page.
@@ -43,24 +42,14 @@ BLOCKS = [(page.stem, block) for page in PAGES for block in blocks(page)]
 
 @pytest.mark.parametrize(("page", "block"), BLOCKS, ids=[page for page, _ in BLOCKS])
 def test_bash_reads_a_block_and_wdsfs_knows_its_words(page: str, block: str) -> None:
-    read = subprocess.run(
-        ["bash", "-n"], input=block, capture_output=True, text=True, timeout=PATIENCE, check=False
-    )
-    assert (read.returncode, read.stderr) == (0, "")
+    assert finished("bash", "-n", input=block).stderr == ""
     for words in calls(block):
         refuse_unknown(words)
 
 
 def test_there_are_such_blocks() -> None:
-    assert {page for page, _ in BLOCKS} >= {
-        "boot",
-        "clusters",
-        "containers",
-        "engines",
-        "monitor",
-        "slurm",
-        "users",
-    }
+    pages = {"boot", "clusters", "containers", "engines", "monitor", "slurm", "users"}
+    assert {page for page, _ in BLOCKS} >= pages
     assert sum(1 for _, block in BLOCKS for _ in calls(block)) > 30
 
 

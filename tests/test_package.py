@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import subprocess
 import sys
 import tarfile
 import venv
@@ -15,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import PATIENCE
+from tests.processes import finished
 from wdsfs import __version__
 
 pytest.importorskip("build")
@@ -33,8 +32,7 @@ SHARED = {
 def build(source: Path, to: Path) -> list[Path]:
     """Build both, a moment of 2026 given as the time, without the network."""
     environment = {**os.environ, "SOURCE_DATE_EPOCH": "1790000000"}
-    command: list[str | Path] = [sys.executable, "-m", "build", "--no-isolation", "--outdir", to, source]
-    subprocess.run(command, env=environment, check=True, capture_output=True, timeout=PATIENCE)
+    finished(sys.executable, "-m", "build", "--no-isolation", "--outdir", to, source, env=environment)
     return sorted(to.iterdir())
 
 
@@ -42,12 +40,16 @@ def build(source: Path, to: Path) -> list[Path]:
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the checkout, without what is ignored."""
     copy = tmp_path_factory.mktemp("source")
-    names = subprocess.check_output(["git", "ls-files", "-z", "-co", "--exclude-standard"], cwd=ROOT)
-    for name in filter(None, names.decode().split("\0")):
-        if (ROOT / name).is_file():
-            (copy / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, copy / name)
+    for name in filter(lambda name: (ROOT / name).is_file(), listed()):
+        (copy / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, copy / name)
     return copy
+
+
+def listed(*places: str) -> list[str]:
+    """The files of the checkout, without those that are ignored."""
+    names = finished("git", "ls-files", "-z", "-co", "--exclude-standard", *places, cwd=ROOT).stdout
+    return [name for name in names.split("\0") if name]
 
 
 @pytest.fixture(scope="module")
@@ -71,8 +73,7 @@ def test_what_the_wheel_has(built: tuple[Path, Path]) -> None:
     with zipfile.ZipFile(built[0]) as wheel:
         names = wheel.namelist()
         package = {name for name in names if name.startswith("wdsfs/")}
-        tracked = subprocess.check_output(["git", "ls-files", "-co", "--exclude-standard", "wdsfs"], cwd=ROOT)
-        assert package == {name for name in tracked.decode().splitlines() if (ROOT / name).exists()}
+        assert package == {name for name in listed("wdsfs") if (ROOT / name).exists()}
         for name, begin in SHARED.items():
             assert begin in wheel.read(f"wdsfs-{__version__}.data/data/{name}"), name
         info = f"wdsfs-{__version__}.dist-info"
@@ -100,33 +101,21 @@ def test_the_installed_program(built: tuple[Path, Path], tmp_path: Path) -> None
     venv.create(tmp_path / "env", with_pip=False, symlinks=True)
     [site] = (tmp_path / "env/lib").glob("python*/site-packages")
     [own] = Path(sys.prefix, "lib").glob("python*/site-packages")
-    install: list[str | Path] = [sys.executable, "-m", "pip", "--python", tmp_path / "env/bin/python", "install"]
-    options: list[str | Path] = ["--no-deps", "--no-index", "--quiet", "--disable-pip-version-check", built[0]]
-    subprocess.run([*install, *options], check=True, timeout=PATIENCE)
+    install = sys.executable, "-m", "pip", "--python", tmp_path / "env/bin/python", "install"
+    finished(*install, "--no-deps", "--no-index", "--quiet", "--disable-pip-version-check", built[0])
     (site / "dependencies.py").write_text(
         f"import sys; sys.path.append({str(own)!r})\n"
         "sys.meta_path[:] = [one for one in sys.meta_path if 'editable' not in repr(one).lower()]\n"
     )
     (site / "dependencies.pth").write_text("import dependencies\n")
 
-    def run(*words: str, code: int = 0) -> bytes:
+    def run(*words: str) -> bytes:
         home = {"HOME": str(tmp_path), "WDSFS_INDEX_DIR": str(tmp_path / "index"), "PATH": os.environ["PATH"]}
-        done = subprocess.run(
-            [tmp_path / "env/bin/wdsfs", *words],
-            cwd=tmp_path,
-            env=home,
-            capture_output=True,
-            timeout=PATIENCE,
-            check=False,
-        )
-        assert done.returncode == code, (words, done)
-        return done.stdout
+        return bytes(finished(tmp_path / "env/bin/wdsfs", *words, cwd=tmp_path, env=home, text=False).stdout)
 
     assert run("--version").decode().split()[-1] == __version__
-    where = subprocess.check_output(
-        [tmp_path / "env/bin/python", "-c", "import wdsfs; print(wdsfs.__file__)"], cwd=tmp_path
-    )
-    assert where.decode().startswith(str(tmp_path))
+    where = finished(tmp_path / "env/bin/python", "-c", "import wdsfs; print(wdsfs.__file__)", cwd=tmp_path)
+    assert where.stdout.startswith(str(tmp_path))
     (tmp_path / "pets").mkdir()
     (tmp_path / "pets/im1.txt").write_text("a cat")
     run("pack", "-q", "--layout", "files", "pets", "-o", "pets-%d.tar")
@@ -134,8 +123,5 @@ def test_the_installed_program(built: tuple[Path, Path], tmp_path: Path) -> None
     assert b"ImageFolder" in run("help", "layouts"), "a page that the wheel ships"
     manual = (tmp_path / "env/share/man/man1/wdsfs.1").read_bytes()
     assert b"wdsfs mount" in manual
-    for shell, name in (
-        ("bash", "share/bash-completion/completions/wdsfs"),
-        ("zsh", "share/zsh/site-functions/_wdsfs"),
-    ):
+    for shell, name in zip(("bash", "zsh", "fish"), [*SHARED][1:], strict=True):
         assert (tmp_path / "env" / name).read_bytes() == run("completion", shell)

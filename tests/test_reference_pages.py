@@ -8,13 +8,13 @@ import itertools
 import os
 import platform
 import re
-import subprocess
 import sys
 
 import click
 import pytest
 
 from tests.conftest import ROOT
+from tests.processes import finished
 from tests.test_words import MODULES, messages
 from wdsfs import errors, host
 from wdsfs.cli.main import main
@@ -28,10 +28,7 @@ def section(page: str, title: str) -> str:
 
 
 def test_the_page_of_commands_is_what_help_says() -> None:
-    done = subprocess.run(
-        [sys.executable, ROOT / ".ci/commands.py", "--check"], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    finished(sys.executable, ROOT / ".ci/commands.py", "--check")
 
 
 # --- messages.md

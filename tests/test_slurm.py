@@ -12,6 +12,7 @@ import pytest
 
 from tests.conftest import ROOT, Program, need_fuse
 from tests.peers import LONG_PATIENCE
+from tests.processes import finished
 from tests.test_remote_page import SHARDS, Place, place, s3
 
 __all__ = ["place"]  # a fixture
@@ -33,16 +34,8 @@ def run(program: Program, shards: str) -> subprocess.CompletedProcess[str]:
     )
     temporary = program.directory("node")
     environment = {**program.environment, "PATH": f"{bin_}:{os.environ['PATH']}", "TMPDIR": str(temporary)}
-    done = subprocess.run(
-        ["bash", SCRIPT, shards, "train.py"],
-        env={**environment, "SLURM_CPUS_PER_TASK": "2"},
-        cwd=program.home,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=LONG_PATIENCE,
-        check=False,
-    )
+    given = {"env": {**environment, "SLURM_CPUS_PER_TASK": "2"}, "cwd": program.home, "timeout": LONG_PATIENCE}
+    done = finished("bash", SCRIPT, shards, "train.py", **given, code=None)
     assert not list(temporary.glob("tmp.*")), f"the job leaves its directory: {done.stderr}"
     return done
 

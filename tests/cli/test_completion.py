@@ -8,19 +8,19 @@ import re
 import select
 import shutil
 import signal
-import subprocess
 import sys
 import termios
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
 
 from tests import sets
 from tests.conftest import Program
-from tests.processes import PATIENCE, Process
+from tests.processes import PATIENCE, Process, finished
 from wdsfs.cli.help_commands import SHELLS, script
 from wdsfs.cli.main import main
 
@@ -127,15 +127,9 @@ def test_fish_completes(program: Program) -> None:
     (completions / "wdsfs.fish").write_text(script("fish"))
 
     def offered(line: str) -> list[str]:
-        found = subprocess.run(
-            ["fish", "-c", f"complete -C {line!r}"],
-            cwd=program.home,
-            env=environment(program),
-            stdout=subprocess.PIPE,
-            check=True,
-            timeout=PATIENCE,
-        )
-        return [row.split("\t")[0] for row in found.stdout.decode().splitlines()]
+        command = "fish", "-c", f"complete -C {line!r}"
+        rows = finished(*command, cwd=program.home, env=environment(program)).stdout.splitlines()
+        return [row.split("\t")[0] for row in rows]
 
     assert offered("wdsfs umou") == ["umount"]
     assert offered("wdsfs mount --dup") == ["--duplicates"]
@@ -147,24 +141,14 @@ def test_fish_completes(program: Program) -> None:
 
 def offered(program: Program, *words: str) -> list[str]:
     """What the program answers to bash for the last of these words."""
-    return answer(program, *words).stdout.decode().splitlines()
+    return str(answer(program, *words).stdout).splitlines()
 
 
-def answer(program: Program, *words: str, options: tuple[str, ...] = ()) -> subprocess.CompletedProcess[bytes]:
+def answer(program: Program, *words: str, options: tuple[str, ...] = ()) -> Any:
     """The program, asked for completion as by bash; `options` are those of the interpreter."""
-    return subprocess.run(
-        [sys.executable, *options, "-m", "wdsfs"],
-        cwd=program.home,
-        env={
-            **program.environment,
-            "_WDSFS_COMPLETE": "bash_complete",
-            "COMP_WORDS": "\n".join(["wdsfs", *words]),
-            "COMP_CWORD": str(len(words)),
-        },
-        capture_output=True,
-        check=True,
-        timeout=PATIENCE,
-    )
+    line = {"COMP_WORDS": "\n".join(["wdsfs", *words]), "COMP_CWORD": str(len(words))}
+    asked = {**program.environment, **line, "_WDSFS_COMPLETE": "bash_complete"}
+    return finished(sys.executable, *options, "-m", "wdsfs", cwd=program.home, env=asked)
 
 
 def test_a_dead_mount_is_offered_and_not_touched(program: Program) -> None:
@@ -204,7 +188,7 @@ def test_nothing_is_asked_of_the_network(program: Program) -> None:
 
 def test_an_answer_needs_none_of_the_slow_packages(program: Program) -> None:
     for words in (("umount", "/"), ("mount", "--lazy", "--index-dir", "x", "--cache-size", "1G", "s")):
-        loaded = answer(program, *words, options=("-X", "importtime")).stderr.decode()
+        loaded = answer(program, *words, options=("-X", "importtime")).stderr
         assert "click" in loaded
         found = {line.rpartition("|")[2].strip().partition(".")[0] for line in loaded.splitlines()}
         assert found.isdisjoint({"numpy", "lmdb", "trio", "yaml", "pyfuse3", "obstore", "rich"})
@@ -227,19 +211,13 @@ def test_the_script_of_each_shell_is_printed(program: Program) -> None:
 def test_the_manual_has_what_help_says(program: Program) -> None:
     need("man")
     builder = Path(__file__).parents[2] / "hatch_build.py"
-    page = subprocess.check_output([sys.executable, builder], timeout=PATIENCE)
-    assert page.startswith(b'.TH WDSFS 1 "" "wdsfs ')
-    (program.home / "wdsfs.1").write_bytes(page)
-    done = subprocess.run(
-        ["man", "--warnings", "--local-file", "wdsfs.1"],
-        cwd=program.home,
-        env={**os.environ, "MANWIDTH": "1000", "LC_ALL": "C.UTF-8", "MAN_KEEP_FORMATTING": ""},
-        capture_output=True,
-        check=True,
-        timeout=PATIENCE,
-    )
-    assert done.stderr == b""
-    shown = " ".join(done.stdout.decode().split())
+    page = finished(sys.executable, builder).stdout
+    assert page.startswith('.TH WDSFS 1 "" "wdsfs ')
+    (program.home / "wdsfs.1").write_text(page)
+    plain = {**os.environ, "MANWIDTH": "1000", "LC_ALL": "C.UTF-8", "MAN_KEEP_FORMATTING": ""}
+    done = finished("man", "--warnings", "--local-file", "wdsfs.1", cwd=program.home, env=plain)
+    assert done.stderr == ""
+    shown = " ".join(done.stdout.split())
     top = click.Context(main)
     for name in main.list_commands(top):
         command = main.get_command(top, name)
@@ -250,8 +228,6 @@ def test_the_manual_has_what_help_says(program: Program) -> None:
             for option in param.opts if is_shown else ():
                 assert option in shown, (name, option)
     # As it has to be typed: no other dash, no other quote, each example on a line of its own.
-    assert (
-        "\n         wdsfs mount --names full --merge 'a-{0..9}.tar' 'b-*.tar' /mnt/all\n" in done.stdout.decode()
-    )
+    assert "\n         wdsfs mount --names full --merge 'a-{0..9}.tar' 'b-*.tar' /mnt/all\n" in done.stdout
     assert "130 interrupted" in shown
     assert "WDSFS_INDEX_DIR" in shown

@@ -35,6 +35,7 @@ def shard(program: Program) -> Program:
         (("ls", "--nosuch", "a.tar"), 2),
         (("mount", "--workers", "many", "a.tar", "mnt"), 2),
         (("nosuch",), 2),
+        (("cat", "-x"), 2),
         (("export", "a.tar"), 2),
         (("ls", "gone.tar"), 3),
         (("mount", "gone.tar", "mnt"), 3),
@@ -110,12 +111,6 @@ def test_a_page_is_rendered_on_a_terminal(program: Program) -> None:
     assert program.run("help", "layouts").stdout.startswith(b"# ")
 
 
-def test_unmount_is_umount(shard: Program) -> None:
-    shard.run("mount", "a.tar", shard.mountpoint)
-    shard.run("unmount", shard.mountpoint)
-    assert not os.path.ismount(shard.mountpoint)
-
-
 # --- mounts ------------------------------------------------------------------------------------------------
 
 
@@ -126,21 +121,6 @@ def test_hints_come_after_success_only(program: Program, engine: str) -> None:
         assert "help layouts" in mounted.output
     file = program.write("file", b"")
     assert "help layouts" not in program.run("mount", "--engine", engine, "a.tar", file, code=5).stderr.decode()
-
-
-def test_a_set_without_samples_or_members(program: Program) -> None:
-    """Its mount is empty. As the start of an edited set that is what its user wants."""
-    program.write("a.tar", tars.tar(tars.member(b"study/IM-0001"), tars.member(b"study/IM-0002")))
-    program.write("b.tar", bytes(5 << 20))
-    for words, hint in (
-        (["a.tar"], "--layout files"),
-        (["a.tar", "--layout", "files"], ""),
-        (["b.tar"], "wdsfs check"),
-        (["b.tar", "--overlay", "edits"], ""),
-    ):
-        with program.mounted(*words) as mounted:
-            assert hint in mounted.output if hint else "hint" not in mounted.output
-            assert len(list(mounted.path.glob("a/study/*"))) == (2 if "files" in words else 0)
 
 
 @contextlib.contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import gzip
 import itertools
@@ -22,8 +21,8 @@ from click.testing import CliRunner
 
 from tests import tars
 from tests.conftest import ROOT, InProcess, Mounted, Program, fails, need_fuse
-from tests.processes import PATIENCE
-from wdsfs import __version__, mount_registry
+from tests.processes import finished
+from wdsfs import mount_registry
 from wdsfs.cli import help_commands, main
 from wdsfs.mount import mount_search
 from wdsfs.mount.live_mount import FuseMount
@@ -107,11 +106,7 @@ def test_every_command_explains_itself(command: str) -> None:
 def test_help_as_a_command(program: Program) -> None:
     for name in ("umount", "unmount"):
         assert program.run("help", name).stdout == program.run("umount", "--help").stdout
-    for words, text in (
-        (["monut"], "there is no command 'monut'. Did you mean `mount`? Commands: cache, cat"),
-        (["layuots"], "Did you mean `layouts`?"),
-        (["page", "cache"], "there is no command 'page cache'. Commands: cache"),
-    ):
+    for words, text in ((["monut"], "`mount`"), (["layuots"], "`layouts`"), (["page", "cache"], "cache, cat")):
         assert text in program.refused("help", *words, code=2)
 
 
@@ -139,23 +134,9 @@ def test_help_all_has_the_options_by_section() -> None:
     assert "--help-all` shows" not in every
 
 
-def test_version() -> None:
-    done = subprocess.run([sys.executable, "-m", "wdsfs", "--version"], cwd=ROOT, capture_output=True, check=True)
-    assert done.stdout.decode() == f"wdsfs, version {__version__}\n"
-    assert CliRunner().invoke(main.main, ["-V"]).stdout_bytes == done.stdout
-
-
-@pytest.mark.parametrize("arguments", [[], ["nothing"], ["ls"], ["info"], ["--nothing"], ["cat", "-x"]])
-def test_wrong_arguments(arguments: list[str]) -> None:
-    done = CliRunner().invoke(main.main, arguments)
-    assert done.exit_code == 2
-    assert "Usage:" in done.output
-
-
 def run_python(program: Program, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
     """Run an interpreter of its own in the directory and the environment of a program."""
-    given = {"env": program.environment, "cwd": program.home, "timeout": PATIENCE, "check": True, **options}
-    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, **given)
+    return finished(sys.executable, *arguments, env=program.environment, cwd=program.home, **options)
 
 
 def test_help_loads_little(program: Program) -> None:
@@ -252,17 +233,7 @@ def test_which_part_of_the_shards(prepared: InProcess, command: str, options: li
     (prepared.home / "edits").mkdir()
     over = ["--overlay", "edits"] if command in ("diff", "commit") else []
     arguments = [command, *options, *over, *further.get(command, ["."])]
-    done = prepared.run(*arguments, code=2) if command != "mount" else _mount_here(prepared, arguments)
-    assert message in done.stderr
-
-
-def _mount_here(program: Program, arguments: list[str]) -> subprocess.CompletedProcess[bytes]:
-    with contextlib.chdir(program.home):
-        done = CliRunner().invoke(
-            main.main, ["mount", "--foreground", *arguments[1:]], env=dict(program.environment)
-        )
-    assert done.exit_code == 2, done.stderr
-    return subprocess.CompletedProcess(arguments, done.exit_code, done.stdout_bytes, done.stderr_bytes)
+    assert message in prepared.run(*arguments, code=2).stderr
 
 
 def test_an_overlay_is_of_whole_shards(prepared: Program) -> None:
@@ -272,7 +243,7 @@ def test_an_overlay_is_of_whole_shards(prepared: Program) -> None:
         assert b"--split is for SHARDS; leave it out for a mount" in done.stderr
         done = prepared.run(*command, "--overlay", "edits", ".", code=2)
         assert b"s-0.tar' are excluded by the split file" in done.stderr
-    done = _mount_here(prepared, ["mount", "--overlay", "edits", ".", "mnt"])
+    done = prepared.run("mount", "--overlay", "edits", ".", "mnt", code=2)
     assert b"--overlay is for whole shards" in done.stderr
     assert prepared.run("diff", "--overlay", "edits", "--split", "val", ".").stdout == b""
 
@@ -321,11 +292,8 @@ def test_names_of_any_bytes(program: Program) -> None:
         b"sh\xfe.tar", tars.tar(tars.member(name + b".txt", b"x"), tars.header(b"cut.bin", 1000))
     )
     damaged = {"code": 1}
-    assert program.run("ls", "-R0", shard).stdout.split(b"\0")[:3] == [
-        b"sh\xfe/",
-        b"sh\xfe/" + name + b"/",
-        b"sh\xfe/" + name + b"/txt",
-    ]
+    listed = program.run("ls", "-R0", shard).stdout.split(b"\0")
+    assert listed[:3] == [b"sh\xfe/", b"sh\xfe/" + name + b"/", b"sh\xfe/" + name + b"/txt"]
     assert program.run("cat", shard, b"sh\xfe/" + name + b"/txt").stdout == b"x"
     assert b"sh\xfe.tar" in program.run("check", shard, **damaged).stdout
     assert json.loads(lines(program.run("ls", "--json", shard).stdout)[0])["name"] == "sh\udcfe"
@@ -456,8 +424,7 @@ def interrupted(program: Program, *arguments: str | Path) -> str:
     for number in range(1, SHARDS):
         os.link(shard, program.home / f"{number:03d}.tar")
     words = ["-c", _INTERRUPTED, *map(str, arguments), str(INTERRUPTED)]
-    done = run_python(program, *words, start_new_session=True, check=False)
-    assert done.returncode == 130, done
+    done = run_python(program, *words, start_new_session=True, code=130)
     assert done.stderr.count("interrupted") == 1
     assert "Traceback" not in done.stderr
     return done.stderr
@@ -509,8 +476,7 @@ runpy.run_module("wdsfs", run_name="__main__")
 ])  # fmt: skip
 def test_an_interrupt_of_an_import(shards: Program, module: str, code: int, text: str, way: str) -> None:
     """No traceback, whenever it comes: of what is imported at the start, and when a command needs it."""
-    done = run_python(shards, "-c", _INTERRUPTS, "info", "s-0.tar", module, way, check=False)
-    assert done.returncode == code, done
+    done = run_python(shards, "-c", _INTERRUPTS, "info", "s-0.tar", module, way, code=code)
     assert re.fullmatch(text, done.stderr), done  # it may come a moment later, when something is kept already
 
 
@@ -529,8 +495,8 @@ except KeyboardInterrupt:
 
 
 def test_an_interrupt_that_python_drops_comes_again(program: Program) -> None:
-    done = run_python(program, "-c", _LOST, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "interrupted\n", "")
+    done = run_python(program, "-c", _LOST)
+    assert (done.stdout, done.stderr) == ("interrupted\n", "")
 
 
 def test_an_interrupted_mount(program: Program) -> None:
@@ -563,12 +529,6 @@ def test_check_has_a_line_for_each_finding(program: Program) -> None:
 
 
 # --- shards that cannot be had -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("command", ["ls", "info", "check", "index", "mount"])
-def test_a_shard_that_is_not_there(shards: Program, command: str) -> None:
-    more = [shards.mountpoint] if command == "mount" else []
-    assert "s-2.tar" in shards.refused(command, "s-{0..2}.tar", *more, code=3)
 
 
 def test_a_shard_that_cannot_be_read(user_program: Program) -> None:
@@ -610,17 +570,7 @@ def test_status(shards: Program) -> None:
         expected = {"state": "running", "shards": 2, "indexed": 2, "samples": 5, "members": 7, "merge": True}
         expected |= {"layout": "samples", "names": "full", "specs": ["s-{0,1}.tar"], "pid": mounted.pid}
         assert report.items() >= expected.items()
-        keys = {
-            "log",
-            "uptime_seconds",
-            "memory_bytes",
-            "open_files",
-            "requests",
-            "bytes_read",
-            "damaged",
-            "index",
-        }
-        assert set(report) > keys | {"failures", "notices", "mountpoint", "started", "start_ticks"}
+        assert set(report) > {"open_files", "bytes_read", "damaged", "index", "failures", "notices", "started"}
         assert report["memory_bytes"] > 1 << 20
         assert report["uptime_seconds"] > 0
         moving = ("uptime_seconds", "memory_bytes", "requests", "processes")
@@ -628,12 +578,10 @@ def test_status(shards: Program) -> None:
         block = told_of(mounted, shards.run("status").stdout)
         assert block.startswith(f"{mounted.path}: running, read-only")
         assert f"\n  shards   s-{{0,1}}.tar (in {shards.home})\n  layout   samples, full names, merged\n" in block
-        assert "\n  content  2 shards (2 indexed), 5 samples\n  load     " in block
         detail = shards.run("status", mounted.path).stdout.decode()
         assert re.search(rf"^  process +{mounted.pid}$", detail, re.M)
         assert report["log"] in detail
         assert "2 shards (2 indexed), 5 samples, 7 members" in detail
-        assert "overlay" not in detail
 
 
 def test_a_mount_of_a_part_of_a_dataset(prepared: Program) -> None:
@@ -658,10 +606,7 @@ def test_status_of_a_mount_with_an_overlay(shards: Program, option: str, mode: s
             assert re.search(rf"^{mounted.path}: running, {mode}.*(\n  .*)*\n  overlay +{overlay}\n", told + "\n")
             assert "stopped half-way" not in told
         journal = shards.write("edits/work/commit.json", b"{}")
-        assert (
-            "a commit in place was stopped half-way: repeat it"
-            in shards.run("status", mounted.path).stdout.decode()
-        )
+        assert b"stopped half-way" in shards.run("status", mounted.path).stdout
         assert shards.json("status", mounted.path)[0]["unfinished_commit"] is True
         assert json.loads((mounted.path / ".wdsfs/status.json").read_text())["unfinished_commit"] is True
         journal.unlink()
@@ -761,15 +706,6 @@ def test_status_of_a_daemon_that_does_not_answer(shards: Program, monkeypatch: p
             os.kill(mounted.pid, signal.SIGCONT)
 
 
-def test_status_of_a_daemon_of_another_version(shards: Program, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was started before an upgrade, and tells less or other things."""
-    monkeypatch.setattr(mount_registry.Talk, "ask", lambda talk, request, seconds=None: {"shards": 7, "news": "x"})
-    with shards.mounted("s-0.tar") as mounted:
-        assert shards.json("status", mounted.path)[0]["news"] == "x"
-        assert b"7 shards" in shards.run("status", mounted.path).stdout
-        assert str(mounted.path).encode() in shards.run("status").stdout
-
-
 def test_all_mounts_are_ended(user_program: Program) -> None:
     """Those of this user, the latest first, dead ones included; and nothing where there is none."""
     program = user_program
@@ -812,16 +748,11 @@ def test_a_pipe_that_is_closed(program: Program, count: int) -> None:
     """`wdsfs ls ... | head -1`: an end without a word, whether much or little was left to say."""
     program.write("a.tar", tars.tar(*(tars.header(b"%05d.x" % number) for number in range(count))))
     program.run("index", "a.tar")
-    for arguments in (
-        ["ls", "-R", "a.tar"],
-        ["cat", "a.tar", "a/00000/x"],
-        ["info", "a.tar"],
-        ["ls", "-l", "a.tar"],
-    ):
+    for words in ("ls -R a.tar", "cat a.tar a/00000/x", "info a.tar", "ls -l a.tar"):
         receiver, sender = os.pipe()
         os.close(receiver)
         try:
-            done = program.run(*arguments, code=None, stdout=sender)
+            done = program.run(*words.split(), code=None, stdout=sender)
         finally:
             os.close(sender)
         assert done.stderr == b""
@@ -857,9 +788,8 @@ def test_a_bar_is_for_terminals(shards: Program) -> None:
     only_errors: dict[str, Any] = {"stdout": subprocess.DEVNULL, "env": {"TERM": "xterm", "COLUMNS": "100"}}
     for shard in ("s-0.tar", "s-1.tar"):
         os.utime(shards.home / shard)
-    assert re.search(
-        r"indexing .*2/2.* shards", shards.on_terminal("index", "s-{0,1}.tar", **only_errors).decode()
-    )
+    shown = shards.on_terminal("index", "s-{0,1}.tar", **only_errors).decode()
+    assert re.search(r"indexing .*2/2.* shards", shown)
     os.utime(shards.home / "s-0.tar")
     assert shards.on_terminal("index", "--quiet", "s-{0,1}.tar", **only_errors) == b""
 
@@ -898,6 +828,8 @@ REFUSED = [
     (["cat", "s-0.tar"], 2, "PATH"),
     *((["info", "--", spec], 2, "") for spec in ("", "ftp://example.org/a.tar", "s-{0..1.tar")),
     (["info", "none-*.tar"], 3, "none-*.tar"),
+    *(([*command.split(), "s-{0..2}.tar", *mountpoint], 3, "s-2.tar")
+      for command, *mountpoint in (["ls"], ["info"], ["check"], ["index"], ["mount", "mnt"])),
 ]  # fmt: skip
 
 

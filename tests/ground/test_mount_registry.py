@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,18 +35,9 @@ def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def a_registration(mountpoint: str = "/mnt/a", pid: int = 0) -> Registration:
     """The registration of a mount by FUSE, of this process or another one."""
     pid = pid or os.getpid()
-    return Registration(
-        engine=FUSE,
-        pid=pid,
-        start_ticks=mount_registry.start_ticks(pid) or 0,
-        mountpoint=mountpoint,
-        specs=["a.tar"],
-        started=1.25,
-        log=None,
-        layout="samples",
-        names="ext",
-        merge=False,
-    )
+    view: dict[str, Any] = {"layout": "samples", "names": "ext", "merge": False, "specs": ["a.tar"], "log": None}
+    ticks = mount_registry.start_ticks(pid) or 0
+    return Registration(engine=FUSE, pid=pid, start_ticks=ticks, mountpoint=mountpoint, started=1.25, **view)
 
 
 # --- names -------------------------------------------------------------------------------------------------

@@ -105,7 +105,6 @@ def test_what_writes_the_other_indexes_is_named(program: Program, command: tuple
     }.items():
         text = program.refused(*command, kind, "-o", "new", "s.tar", code=2)
         assert f"{command[1]} {kind}: no longer written; type: {way_out}" in text
-    assert "--md5: no longer an option" in program.refused("export", "--md5", "-o", "new", "s.tar", code=2)
 
 
 def test_several_processes_write_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -570,12 +570,7 @@ def test_options_that_an_image_does_not_take(tmp_path: Path) -> None:
     ):
         assert text in told(tmp_path, "mount", *words, image, tmp_path, code=2)
     assert "is for images" in told(tmp_path, "mount", "--trust-shards", shard, tmp_path, code=2)
-    for words, text in (
-        (["--umask", "9"], "--umask 9"),
-        (["--linux", "6.15"], "--linux: no longer an option; every image is for Linux 5.16 and later"),
-        (["--index-tree"], "use wdsfs mount --index-tree"),
-    ):
-        assert text in told(tmp_path, "image", shard, "-o", image, *words, code=2)
+    assert "--umask 9" in told(tmp_path, "image", shard, "-o", image, "--umask", "9", code=2)
 
 
 def test_shards_that_cannot_be_in_an_image(tmp_path: Path) -> None:

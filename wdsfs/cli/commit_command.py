@@ -31,7 +31,6 @@ from wdsfs.cli.option_kinds import (
 from wdsfs.cli.output import bytes_bar, note_uneven, say, write_json
 from wdsfs.cli.overlay_commands import NamedOverlay, named_overlay
 from wdsfs.cli.process import INTERRUPTED, disk_errors, ended_in_order
-from wdsfs.cli.view_options import decode_members_is_gone
 from wdsfs.door.urls import is_remote
 from wdsfs.errors import ExportError, MountError, UsageError, and_others, counted
 
@@ -114,16 +113,9 @@ packing_options = gather_options(
 # --- errors for options of `pack` -------------------------------------------------------------------------------
 
 _OF_PACK = {
-    "--columns",
-    "--field",
-    "--join",
-    "--associate",
-    "--keys",
-    "--missing",
-    "--duplicates",
-    "--ignore-case",
+    *("--columns", "--field", "--join", "--associate", "--keys", "--missing", "--duplicates", "--ignore-case"),
+    *("--maxcount", "--maxsize", "--sort"),
 }
-_OF_PACK |= {"--maxcount", "--maxsize", "--sort"}
 _PACK = "wdsfs pack{} -o PATTERN SHARDS"
 
 
@@ -131,21 +123,10 @@ class _Command(Command):
     """The command `commit`, with errors for options that only `pack` has: they name the command to type."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if not ctx.resilient_parsing:
-            _refuse_options_of_pack({word.partition("=")[0] for word in args})
+        for option in sorted(_OF_PACK & {word.partition("=")[0] for word in args}):
+            way_out = f"commit without it, then pack the new shards: {_PACK.format(f' {option} ...')}"
+            raise UsageError(f"commit: {option} is an option of pack: {way_out}")
         return super().parse_args(ctx, args)
-
-
-def _refuse_options_of_pack(typed: set[str]) -> None:
-    """Raise UsageError for options that only `pack` has, with the way out."""
-    if "--changed-only" in typed:
-        raise UsageError(
-            "commit: --changed-only is no longer an option: commit to new shards, then pack their samples that "
-            "`wdsfs diff --json` lists: wdsfs pack --keys LIST -o PATTERN SHARDS"
-        )
-    for option in sorted(_OF_PACK & typed):
-        way_out = f"commit without it, then pack the new shards: {_PACK.format(f' {option} ...')}"
-        raise UsageError(f"commit: {option} is an option of pack: {way_out}")
 
 
 def _refuse_without_overlay(overlay: NamedOverlay) -> None:
@@ -169,7 +150,6 @@ def _refuse_without_overlay(overlay: NamedOverlay) -> None:
 @click.command(cls=_Command)
 @named_overlay
 @packing_options
-@decode_members_is_gone
 @opening_options_with("Number of processes that index shards, and of shards written at a time.", executor=True)
 def commit(overlay: NamedOverlay, packing: Packing, opening: Opening) -> None:
     """Write the changes of a writable mount, or with --overlay DIR the changes to SHARDS, into new shards.
@@ -316,7 +296,9 @@ def _report_commit(committed: Committed, packing: Packing, seconds: float) -> No
     """Print the planned or written shards, and the time."""
     plan = committed.plan
     if packing.as_json:
-        _report_as_json(committed, packing.dry_run, seconds)
+        shards, left_out = ([row.as_json() for row in rows] for rows in (plan.steps, plan.left_out))
+        done = {"written": len(committed.done), "left_out": left_out, "seconds": round(seconds, 3)}
+        write_json(shards if packing.dry_run else {"shards": shards, **done})
         return
     if packing.dry_run:
         output.print_steps(plan.steps)
@@ -330,20 +312,6 @@ def _report_commit(committed: Committed, packing: Packing, seconds: float) -> No
         say("the overlay changes no shard")
     if packing.options.in_place and not packing.dry_run:
         _say_further(plan.steps)
-
-
-def _report_as_json(committed: Committed, dry_run: bool, seconds: float) -> None:
-    plan, shards = committed.plan, [step.as_json() for step in committed.plan.steps]
-    if dry_run:
-        write_json(shards)
-        return
-    report = {
-        "shards": shards,
-        "written": len(committed.done),
-        "left_out": [remark.as_json() for remark in plan.left_out],
-        "seconds": round(seconds, 3),
-    }
-    write_json(report)
 
 
 def _say_further(steps: Sequence[Step]) -> None:

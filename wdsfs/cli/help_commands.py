@@ -16,7 +16,7 @@ import click
 from click.shell_completion import CompletionItem, ShellComplete, get_completion_class
 
 from wdsfs.cli.opening_options import index_dir_option, set_for_all, store_option
-from wdsfs.cli.option_kinds import Command, json_option, offer_mounts, retired
+from wdsfs.cli.option_kinds import Command, json_option, offer_mounts
 from wdsfs.cli.output import on_terminal, say, show_page, write_json, write_page
 from wdsfs.errors import UsageError
 from wdsfs.host import MachineFinding
@@ -103,8 +103,8 @@ def help_command(ctx: click.Context, words: tuple[str, ...]) -> None:
     if not topic:
         show_page(_tasks(above) + "\n" + _TASKS_END)
         return
-    if topic == LAYOUTS:
-        _show_markdown(_layouts())
+    if topic in (LAYOUTS, "loaders"):
+        _show_markdown(Path(__file__).with_name("layouts.md").read_text(encoding="utf-8"))
         return
     explained = group.get_command(above, topic)
     if explained is None:
@@ -124,10 +124,6 @@ def _tasks(ctx: click.Context) -> str:
         with formatter.section(title):
             formatter.write_dl([(f"{line:{width}}", text) for line, text in rows], col_max=width)
     return formatter.getvalue().lstrip("\n")
-
-
-def _layouts() -> str:
-    return Path(__file__).with_name("layouts.md").read_text(encoding="utf-8")
 
 
 def _show_markdown(text: str) -> None:
@@ -188,7 +184,6 @@ def completion(shell: str | None) -> None:
 @click.command(cls=Command)
 @click.argument("place", metavar="[MOUNTPOINT|URL]", required=False, shell_complete=offer_mounts)
 @index_dir_option("Directory of the index, to be checked.  [env WDSFS_INDEX_DIR]")
-@retired("--shards", "`wdsfs mount --engine auto` says what keeps the kernel from serving shards", metavar="DIR")
 @click.option(
     "--report",
     "is_report",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import sys
@@ -28,7 +29,6 @@ from wdsfs.cli.option_kinds import (
     flag,
     jobs_option,
     json_option,
-    retired,
     shards_argument,
 )
 from wdsfs.cli.output import contents_text, say, shards_bar, write_json
@@ -38,6 +38,7 @@ from wdsfs.errors import ExportError, UsageError, counted, several
 
 if TYPE_CHECKING:
     from wdsfs.interop.export import Report
+    from wdsfs.interop.lint import LintFinding
     from wdsfs.packing.plan import PlannedMember
     from wdsfs.shards import Shard
     from wdsfs.tree.set_options import Opening, Selection
@@ -87,13 +88,14 @@ def check(
     """
     wings.load("interop")
     from wdsfs.interop.judge import Judge
-    from wdsfs.interop.lint import UNREADABLE, LintFinding
+    from wdsfs.interop.lint import UNREADABLE
     from wdsfs.spec.expand import expand
 
     judge = Judge()
     counts: Counter[str] = Counter()
     expanded = expand(shards, *selection)
-    for path, finding in judge.findings(expanded, selection.reading, jobs_of(jobs), workers_of(executor, jobs)):
+    in_shards = judge.findings(expanded, selection.reading, jobs_of(jobs), workers_of(executor, jobs))
+    for path, finding in itertools.chain(in_shards, _missing_keys(expanded, keys)):
         counts["note" if finding.is_note else UNREADABLE if finding.kind == UNREADABLE else "finding"] += 1
         if finding.is_note and not notes:
             continue
@@ -101,13 +103,6 @@ def check(
             write_json({"shard": path, **finding._asdict()})
         else:
             say(finding.line(path))
-    missing = None if keys is None else _keys_missing(expanded, keys)
-    if missing is not None:
-        counts["finding"] += 1
-        if as_json:
-            write_json({"shard": keys, **LintFinding("missing key", -1, "", missing)._asdict()})
-        else:
-            say(f"[missing key] {missing}")
     hint = " (--notes shows them)" if counts["note"] and not notes else ""
     findings = counted(counts["finding"] + counts[UNREADABLE], "finding")
     contents = contents_text(len(expanded), judge.samples, judge.members)
@@ -115,14 +110,19 @@ def check(
     sys.exit(3 if counts[UNREADABLE] else 1 if counts["finding"] else 0)
 
 
-def _keys_missing(shards: Sequence[Shard], keys: str) -> str | None:
-    """Return a remark if keys of this list are those of no sample. Raises ViewError."""
+def _missing_keys(shards: Sequence[Shard], keys: str | None) -> Iterator[tuple[str, LintFinding]]:
+    """Yield a finding, with the list, if keys of this list are those of no sample. Raises ViewError."""
+    if keys is None:
+        return
+    from wdsfs.interop.lint import LintFinding
     from wdsfs.tree.composition import Composition
     from wdsfs.tree.opening import keys_missing, open_known_set
     from wdsfs.tree.set_options import Opening
 
     with open_known_set(shards, Opening(quiet=True), Composition(keys=keys), on_demand=True) as below:
-        return keys_missing(below)
+        missing = keys_missing(below)
+    if missing is not None:
+        yield keys, LintFinding("missing key", -1, "", missing)
 
 
 def _remarks(shards: Sequence[Shard]) -> Iterator[str]:
@@ -238,7 +238,6 @@ def after_commit(shards: Sequence[Shard], in_place: bool, opening: Opening) -> b
 @click.option(
     "-o", "--output", metavar="DIR", type=Directory(), required=True, help="The directory for the indexes."
 )
-@retired("--md5", "`widsindex create` writes the index with the MD5 of each shard")
 @keys_option
 @json_option
 @opening_options_with("Number of processes that read shards.", executor=True)

@@ -32,7 +32,6 @@ from wdsfs.cli.option_kinds import (
     json_option,
     offer_directories,
     offer_paths,
-    retired,
     shards_argument,
     typed_params,
 )
@@ -381,8 +380,6 @@ _owner_options = gather_options(
     help="The image, such as set.erofs.",
 )
 @tree_options
-@retired("--index-tree", "an image has no links by number: use wdsfs mount --index-tree")
-@retired("--linux", "every image is for Linux 5.16 and later; leave it out", metavar="VERSION")
 @click.option(
     "--base",
     type=Directory(),

@@ -106,7 +106,7 @@ cache_size_option = _shared(
     "CACHE_SIZE",
     _size_text,
     metavar="SIZE",
-    help="Limit of the cache of remote and unpacked shards, images and label tables, such as 800M or 2T.  "
+    help="Limit of the cache of remote and unpacked shards, images and tables, such as 800M or 2T.  "
     "[default: half of the free space of its disk; env WDSFS_CACHE_SIZE]",
 )
 _unpack_option = _shared(

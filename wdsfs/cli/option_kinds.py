@@ -230,18 +230,6 @@ def flag(*names: str) -> Decorator[Any]:
     return click.option(*names[:-1], is_flag=True, help=names[-1])
 
 
-def retired(word: str, way_out: str, metavar: str | None = None) -> Decorator[Any]:
-    """Return a removed option, whose error names the way out. With `metavar` it takes a value."""
-
-    def refuse(ctx: click.Context, param: click.Parameter, value: object) -> None:
-        if value:
-            raise UsageError(f"{word}: no longer an option; {way_out}")
-
-    return click.option(
-        word, is_flag=metavar is None, metavar=metavar, hidden=True, expose_value=False, callback=refuse
-    )
-
-
 def all_of(*options: Decorator[Any]) -> Decorator[Any]:
     """Return a decorator that adds these options, in this order."""
 

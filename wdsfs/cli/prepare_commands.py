@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 JOBS = 8  # shards fetched at a time: a small shard needs one request
 _TO_LIMIT = "limit"  # the value of --trim without a SIZE
-_GROUPS = {"remote": "remote shards", "unpacked": "unpacked shards", "images": "images", "labels": "label tables"}
+_GROUPS = {"remote": "remote shards", "unpacked": "unpacked shards", "images": "images", "labels": "tables"}
 _GROUP_OF = {"table": "remote", "data": "remote", "erofs": "images", "labels": "labels"}  # by kind; else unpacked
 
 
@@ -157,7 +157,7 @@ def _index_lines(report: Mapping[str, Any]) -> tuple[str, str]:
 def cache(urls: tuple[str, ...], each: bool, trim: str | None, clear: bool, verify: bool, as_json: bool) -> None:
     """Show the remote shards in the cache, and the size of the other cached files; or remove them.
 
-    The other files are unpacked shards, images of `mount --engine kernel` and label tables.
+    The other files are unpacked shards, images of `mount --engine kernel` and tables.
 
     A URL selects the shards whose URL begins with it. A mount continues: it fetches or makes removed files again.
 

@@ -13,14 +13,12 @@ from wdsfs.cli.option_kinds import (
     SHOWN,
     Decorator,
     LayoutName,
-    all_of,
     flag,
     gather_options,
     group_in_section,
     in_section,
     offer_directories,
     offer_paths,
-    retired,
 )
 from wdsfs.cli.process import ended_in_order
 from wdsfs.errors import UsageError
@@ -269,18 +267,13 @@ _INDEX_TREE = flag(
 
 view_options = gather_options("tree", _plain_tree, group_in_section(SHOWN, _view_group("samples", "files")))
 
-decode_members_is_gone = retired("--decode-members", "decode compressed members in the loader, or with zcat FILE")
-
 # Of a command that shows no tree: without a layout and its classes.
 _FOR_COLUMNS = {name: option for name, option in _COMPOSITION.items() if not name.startswith("class_")}
-composition_options = all_of(gather_options("composition", _composition, _FOR_COLUMNS), decode_members_is_gone)
+composition_options = gather_options("composition", _composition, _FOR_COLUMNS)
 
 class_names_option = _COMPOSITION["class_names"]
 
 _TREE = {**group_in_section(SHOWN, _view_group("samples", "files", "classes")), **_COMPOSITION}
 
-tree_options = all_of(gather_options("tree", _tree, _TREE), decode_members_is_gone)
-numbered_tree_options = all_of(
-    gather_options("tree", _tree, {**_TREE, "index_tree": in_section(DETAILS, _INDEX_TREE)}),
-    decode_members_is_gone,
-)
+tree_options = gather_options("tree", _tree, _TREE)
+numbered_tree_options = gather_options("tree", _tree, {**_TREE, "index_tree": in_section(DETAILS, _INDEX_TREE)})
