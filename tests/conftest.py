@@ -399,7 +399,8 @@ class Program:
         """The output of another program, run by the same user."""
         who = {"user": self.user.uid, "group": self.user.gid, "extra_groups": []} if self.user else {}
         place = {"cwd": self.home, "env": {**os.environ, "LC_ALL": "C.UTF-8", "TZ": "UTC"}}
-        return bytes(finished(*command, code=code, text=False, **place, **who, **options).stdout)
+        given: dict[str, Any] = {"text": False, **place, **who, **options}
+        return bytes(finished(*command, code=code, **given).stdout or b"")
 
     def write(self, name: str | bytes, content: bytes) -> Path:
         """A shard, or another file, in `home`."""

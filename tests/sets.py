@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from tests import tars
-from tests.processes import PATIENCE, Process
+from tests.processes import Process, finished
 from wdsfs.index.record import Record
 from wdsfs.index.record_of_file import build_file
 from wdsfs.index.store import Index, Summary, summary_of
@@ -100,11 +100,9 @@ def start(code: str, *arguments: str | Path, **options: Any) -> subprocess.Popen
 def run(code: str, *arguments: str | Path, wrapper: Sequence[str] = (), **options: Any) -> str:
     """Return the output of a Python process that runs `code`; it has to succeed and print no error."""
     command = [*wrapper, sys.executable, "-W", "error", "-c", code, *(str(argument) for argument in arguments)]
-    done: subprocess.CompletedProcess[str] = subprocess.run(
-        command, env=ENVIRONMENT, capture_output=True, timeout=PATIENCE, check=False, text=True, **options
-    )
-    assert (done.returncode, done.stderr) == (0, ""), (done.returncode, done.stdout, done.stderr)
-    return done.stdout
+    done = finished(*command, env=ENVIRONMENT, **options)
+    assert done.stderr == ""
+    return str(done.stdout)
 
 
 def in_own_mounts() -> list[str]:

@@ -53,31 +53,17 @@ ENTRIES = ("wdsfs.__main__", "wdsfs.cli.main", "wdsfs.cli.mount_helper")
 
 # A child of a process that has used obstore hangs at its first call. So no process that may fork imports it: these
 # modules do, and only the fetcher, a program of its own, imports these.
-STORE_MODULES = {
-    f"wdsfs.remote.{name}"
-    for name in (
-        "answers",
-        "demand",
-        "hub",
-        "listings",
-        "open_objects",
-        "store_clients",
-        "store_reader",
-        "store_requests",
-        "store_sender",
-    )
-}
+_OF_STORES = "answers demand hub listings open_objects store_clients store_reader store_requests store_sender"
+STORE_MODULES = {f"wdsfs.remote.{name}" for name in _OF_STORES.split()}
 FETCHER = "wdsfs.remote.fetcher"
 
 # The modules that may import a wing (`wdsfs/wings.py`). They do it late, after a call of `wings.load`. The rooms
 # below a wing take what they need from `wings.load` alone.
 REACHED_BY: dict[str, set[str]] = {
-    "remote": set(),
-    "kernel": set(),
+    **{wing: set() for wing in ("remote", "kernel", "executors")},
     "pages": {"wdsfs.cli.look_commands"},
     "library": {"wdsfs"},
     "interop": {"wdsfs.cli.interop_commands"},
-    "executors": set(),
 }
 
 # Beside the ground lie `python -m wdsfs`, which belongs to the commands, and the public names.

@@ -51,14 +51,8 @@ ROOT = Path(__file__).parent.parent
 SAMPLES = sorted((ROOT / "tests/data").glob("formats-*"))
 PAGE = ROOT / "docs/reference/formats.md"
 FORMATS = [
-    record.RECORD,
-    index_directory.INDEX,
-    portable_head.WDSIDX,
-    overlay_directory.OVERLAY,
-    overlay_shards.OUTPUTS,
-    replacement.JOURNAL,
-    cached_object.CACHED_OBJECT,
-    manifest.IMAGE,
+    *(record.RECORD, index_directory.INDEX, portable_head.WDSIDX, overlay_directory.OVERLAY),
+    *(overlay_shards.OUTPUTS, replacement.JOURNAL, cached_object.CACHED_OBJECT, manifest.IMAGE),
     mount_registry.PROTOCOL,
 ]
 SET = "pets-{0..1}.tar"
@@ -678,14 +672,3 @@ def test_a_kernel_mount_from_before_the_wings(
         program.run("umount", top)
     finally:
         end_mount(top)
-
-
-@pytest.mark.fuse
-def test_an_image_of_the_release_before(release_before: dict[str, str], shards: Path, program: Program) -> None:
-    image = shards / "set.erofs"
-    program.run("image", "-q", "--index-tree", "--linux", "6.12", SET, "-o", image, env=release_before)
-    try:
-        program.run("mount", image, program.mountpoint)
-        assert (program.mountpoint / "by-index/000/000/000003/txt").read_bytes() == b"a fox"
-    finally:
-        end_mount(program.mountpoint)

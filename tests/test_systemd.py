@@ -158,12 +158,6 @@ def test_only_a_dead_mount_point_is_cleared(tmp_path: Path, unit: Path, alive: b
         assert told.read_text() == f"umount {place}\n"
 
 
-def test_the_automount_belongs_to_the_mount() -> None:
-    mount, automount = read(UNITS / "mnt-train.mount"), read(UNITS / "mnt-train.automount")
-    assert mount["Mount"]["Where"] == automount["Automount"]["Where"] == "/mnt/train"
-    assert mount["Mount"]["Type"] == "wdsfs"
-
-
 BOOT = (UNITS.parent / "docs" / "how-to" / "boot.md").read_text()
 FILES = dict(re.findall(r"^sudo tee (\S+) <<'END'\n(.*?)^END$", BOOT, re.MULTILINE | re.DOTALL))
 DROP_INS = [*re.findall(r"^```ini\n(.*?)^```$", BOOT, re.MULTILINE | re.DOTALL), *map(str, FILES.values())]
@@ -176,17 +170,6 @@ def test_systemd_understands_the_drop_ins_of_the_page(tmp_path: Path, text: str)
     copy.write_text(SYSTEM.read_text() + "\n" + text)
     assert verify(tmp_path, copy) == ""
     assert not {line.partition("=")[0] for line in text.splitlines()} & {*NAMESPACED.split()}
-
-
-def test_the_recipe_for_s3_is_one_piece() -> None:
-    """The files have their places, the secret ones are readable by root alone before they are filled."""
-    recipe = BOOT.partition("### A set in S3, for all users")[2].partition("\n### ")[0]
-    assert recipe.index("install -m 600 /dev/null /etc/wdsfs/train.conf") < recipe.index("AWS_SECRET_ACCESS_KEY")
-    assert recipe.index("network.conf") < recipe.index("enable --now wdsfs-system@train")
-    assert "/etc/systemd/system/wdsfs-system@train.service.d/network.conf" in FILES
-    environment = read(SYSTEM)["Service"]
-    assert "CacheDirectory" in environment
-    assert all(re.match(r"[A-Z_]+=", line) for line in FILES["/etc/wdsfs/train.conf"].splitlines())
 
 
 @pytest.mark.root

@@ -10,7 +10,6 @@ import io
 import os
 import re
 import stat
-import subprocess
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,18 +20,13 @@ import webdataset
 from tests import tars
 from tests.conftest import FUSE, KERNEL, Mounted, Program
 from tests.kernel.mounts import need_erofs
+from tests.processes import finished
 
+SIZES = [("", 0), ("", 1), ("", 511), ("a/", 512), ("a/", 513), ("a/b/c/", 131_072), ("ü/x y/", 1_000_003)]
 SAMPLES = [
-    {
-        "__key__": f"{folder}{number:03d}",
-        "jpg": os.urandom(size),
-        "left.png": bytes(range(256)) * (number % 5),
-        "json": b'{"needle": %d}\n' % number,
-        "cls": b"",
-    }
-    for number, (folder, size) in enumerate(
-        [("", 0), ("", 1), ("", 511), ("a/", 512), ("a/", 513), ("a/b/c/", 131_072), ("ü/x y/", 1_000_003)]
-    )
+    {"__key__": f"{folder}{at:03d}", "jpg": os.urandom(size), "left.png": bytes(range(256)) * (at % 5)}
+    | {"json": b'{"needle": %d}\n' % at, "cls": b""}
+    for at, (folder, size) in enumerate(SIZES)
 ]
 
 
@@ -333,9 +327,7 @@ def test_the_samples_are_those_of_webdataset(
 
 def test_the_files_layout_has_the_names_of_the_tar(mounted: Mounted, shards: list[Path]) -> None:
     for shard in shards:
-        listed = subprocess.run(
-            ["tar", "tf", shard, "--quoting-style=literal", "--null"], capture_output=True, check=True
-        ).stdout
+        listed = finished("tar", "tf", shard, "--quoting-style=literal", "--null", text=False).stdout
         names = [
             name.removeprefix(b"./").rstrip(b"/") for name in listed.replace(b"new\nline", b"NL").split(b"\n")
         ]

@@ -220,24 +220,6 @@ def test_a_sentence_that_is_read_twice_is_seen(sentence: str, fault: str | None)
     assert list(faults(sentence)) == ([fault] if fault else [])
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "lines"),
-    [
-        ("page.md", "# A\n\nA\nb. And\n\n| a | those\n\n- all\n  those that are |\n\n```\nthose that\n```\n", [8]),
-        ("page.md", "All of\nthose\nthat are. Those that\n\n    those that\n\n[^a]: those that\n", [1, 3]),
-        ("code.py", '"""Text::\n\n    those that\n"""\na = 1  # all\n# all of\n# those\n# that are\n', [6]),
-        ("code.py", '# those\nsay(\n    f"all {x + 1} of "\n    "those "\n    "that are")\n', [3]),
-    ],
-)
-def test_a_finding_has_its_line(
-    name: str, text: str, lines: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
-    (tmp_path / name).write_text(text)
-    places = [finding.partition(": ")[0] for finding in findings(tmp_path / name)]
-    assert places == [f"{name}:{line}" for line in lines]
-
-
 def test_sentences_are_read_once() -> None:
     seen = [finding for file in [*MODULES, *PAGES] if file not in GENERATED for finding in findings(file)]
     assert not seen, "\n".join(["say in other words:", *seen])

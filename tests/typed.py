@@ -14,9 +14,11 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tests.conftest import Program
 from tests.peers import LONG_PATIENCE
+from tests.processes import finished
 
 _MARK = "-- end of the answer --"
 _MARKED = re.compile(rf"{_MARK} (\d+)\n")
@@ -64,23 +66,12 @@ def type_in(
     steps = steps_of(page)
     script = [f'wdsfs() {{ {shlex.quote(sys.executable)} -m wdsfs "$@"; }}', start]
     for step in steps:
-        script += [
-            here(step.command),
-            f"code=$?; echo '{_MARK}' $code",
-            "" if merge_errors else "test $code = 0 || exit",
-        ]
+        script += [here(step.command), f"code=$?; echo '{_MARK}' $code"]
+        script += [] if merge_errors else ["test $code = 0 || exit"]
     try:
-        done = subprocess.run(
-            ["bash", "-c", "\n".join(script)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT if merge_errors else subprocess.PIPE,
-            env=program.environment,
-            cwd=places["/data"],
-            text=True,
-            timeout=LONG_PATIENCE,
-            check=False,
-        )
+        streams = {"stderr": subprocess.STDOUT} if merge_errors else {}
+        given: dict[str, Any] = {"env": program.environment, "cwd": places["/data"], **streams}
+        done = finished("bash", "-c", "\n".join(script), code=None, timeout=LONG_PATIENCE, **given)
     finally:
         if os.path.ismount(program.mountpoint):
             program.run("umount", "--lazy", program.mountpoint, code=None)

@@ -54,10 +54,10 @@ def end_of_use(mountpoint: str) -> int:
     # At the end of the superblock the kernel reports IN_UNMOUNT, unasked. The event that is asked for never
     # happens.
     if fd < 0 or _libc.inotify_add_watch(fd, os.fsencode(mountpoint), _IN_DELETE_SELF) < 0:
-        number = ctypes.get_errno()
+        error = _failure(mountpoint)
         if fd >= 0:
             os.close(fd)
-        raise OSError(number, os.strerror(number), mountpoint)
+        raise error
     return fd
 
 
@@ -84,8 +84,7 @@ def unmount(mountpoint: str, *, lazy: bool) -> None:
     Unlike umount(8), the kernel asks the file system nothing, so one that nobody serves keeps nobody waiting.
     """
     if _libc.umount2(os.fsencode(mountpoint), _NO_FOLLOW | (_DETACH if lazy else 0)):
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
+        raise _failure()
 
 
 def abort(mount: MountPoint) -> None:
@@ -98,15 +97,13 @@ def abort(mount: MountPoint) -> None:
             file.write(b"1")
     except OSError:
         if _libc.umount2(mount.path, _FORCE) and ctypes.get_errno() not in (errno.EBUSY, errno.EINVAL):
-            code = ctypes.get_errno()
-            raise OSError(code, os.strerror(code)) from None
+            raise _failure() from None
 
 
 def enter_namespace(fd: int) -> None:
     """Move this process, which must have one thread, into the mount namespace of this descriptor."""
     if _libc.setns(fd, _NEW_MOUNTS):
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
+        raise _failure()
 
 
 @contextmanager
@@ -132,9 +129,14 @@ def _create(context: int, settings: Sequence[tuple[bytes, bytes]], flags: Sequen
 def _call(number: int, *arguments: Any) -> int:
     result = int(_libc.syscall(number, *arguments))
     if result < 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
+        raise _failure()
     return result
+
+
+def _failure(path: str | None = None) -> OSError:
+    """Return the error of the last call of the C library."""
+    code = ctypes.get_errno()
+    return OSError(code, os.strerror(code), path)
 
 
 def _last_message(context: int) -> str:

@@ -59,6 +59,11 @@ class Trust(NamedTuple):
         """Return True if a file belongs to a trusted user."""
         return self.everyone or status.st_uid in self.owners or status.st_gid in self.named
 
+    def lets_others_write(self, status: os.stat_result) -> bool:
+        """Return True if a user or group that is not trusted may write to a file."""
+        by_group = status.st_mode & stat.S_IWGRP and status.st_gid not in self.groups
+        return bool(status.st_mode & stat.S_IWOTH or by_group) and not self.everyone
+
 
 def trusted() -> Trust:
     """Return whom this process trusts. Raises UsageError for an unknown name in `WDSFS_TRUST`."""
@@ -141,8 +146,7 @@ def content(path: str | os.PathLike[str], also: int | None = None) -> None:
     for place in _places(path, True, trust):
         status = os.lstat(place)
         _require_owner(place, status, True, trust)
-    others = status.st_mode & stat.S_IWOTH or (status.st_mode & stat.S_IWGRP and status.st_gid not in trust.groups)
-    if others and not trust.everyone:
+    if trust.lets_others_write(status):
         mode, quoted = stat.S_IMODE(status.st_mode), shlex.quote(place)
         raise Untrusted(f"others can write to {place} (mode {mode:04o}): chmod go-w {quoted}")
 
@@ -166,7 +170,11 @@ def _places(path: str | bytes | os.PathLike[str], further: bool, trust: Trust) -
         if not os.path.islink(place):
             return
         place = os.path.join(os.path.dirname(place), os.readlink(place))
-    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), os.fsdecode(path))
+    raise _loop(os.fsdecode(path))
+
+
+def _loop(path: str) -> OSError:
+    return OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
 
 
 def _trusting(also: int | None) -> Trust:
@@ -258,7 +266,7 @@ def _links_on(path: str) -> tuple[list[os.stat_result], os.stat_result]:
                 links.append(status)
                 if len(links) > LINKS_MAX:
                     os.close(step)
-                    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+                    raise _loop(path)
                 target = os.readlink("", dir_fd=step)
                 ahead += _parts(target, typed=False)
                 os.close(step)
@@ -304,7 +312,7 @@ def _walk(path: str, create: bool, tighten: bool, further: bool, trust: Trust | 
                 os.close(inner)
                 links += 1
                 if links > LINKS_MAX:
-                    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+                    raise _loop(path)
                 ahead += _parts(target, typed=False)
                 if target.startswith("/"):
                     os.close(fd)
@@ -444,8 +452,7 @@ def require_file(status: os.stat_result, path: object) -> None:
         raise Untrusted(f"{path} {what}: remove it")
     if not trust.owns(status):
         raise Untrusted(f"{path} belongs to another user ({user_name(status.st_uid)}): remove it")
-    others = status.st_mode & stat.S_IWOTH or (status.st_mode & stat.S_IWGRP and status.st_gid not in trust.groups)
-    if others and not trust.everyone:
+    if trust.lets_others_write(status):
         raise Untrusted(f"others can write to {path} (mode {stat.S_IMODE(status.st_mode):04o}): remove it")
 
 

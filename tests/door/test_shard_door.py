@@ -1,13 +1,13 @@
 """`wdsfs/door/shard_door.py`: files are opened here, and the wing is loaded for URLs only."""
 
 import os
-import subprocess
 import sys
 import threading
 from pathlib import Path
 
 import pytest
 
+from tests.processes import finished
 from wdsfs import source, wings
 from wdsfs.door.pins import Pin
 from wdsfs.door.remote_side import Presumption
@@ -102,5 +102,5 @@ def test_a_child_knows_what_its_parent_has_noted(door: Door) -> None:
 
 def test_the_door_loads_little() -> None:
     code = "import sys; import wdsfs.door.shard_door; print(*sys.modules)"
-    loaded = subprocess.check_output([sys.executable, "-c", code], text=True).split()
+    loaded = finished(sys.executable, "-c", code).stdout.split()
     assert not {"wdsfs.remote", "wdsfs.door.remote_side", "email.utils", "numpy"} & set(loaded)

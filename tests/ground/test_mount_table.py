@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.processes import Process
+from tests.processes import Process, finished
 from wdsfs import mount_table, mount_users
 
 TABLE = rb"""22 27 0:21 / /proc rw,relatime - proc proc rw
@@ -100,11 +100,11 @@ def _mount(*arguments: str | Path) -> Iterator[Path]:
     """Have mount(8) mount with these arguments, of which the last is the mount point."""
     if os.geteuid() != 0:
         pytest.skip("only root can mount")
-    subprocess.run(["mount", *arguments], check=True)
+    finished("mount", *arguments)
     try:
         yield Path(arguments[-1])
     finally:
-        subprocess.run(["umount", arguments[-1]], check=True)
+        finished("umount", arguments[-1])
 
 
 def test_a_file_that_is_mounted_over_a_local_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

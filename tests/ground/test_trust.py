@@ -21,6 +21,7 @@ import pytest
 
 from tests import sets, tars
 from tests.conftest import Program
+from tests.processes import finished
 from wdsfs import host, mount_table, trust
 from wdsfs.cache.file_cache import NoRoom, cache
 from wdsfs.durable import Disk, temporary_of
@@ -39,9 +40,7 @@ needs_root = pytest.mark.root
 
 def another(*command: str | Path, code: int = 0) -> None:
     """Run a command as another user."""
-    options = {"user": NOBODY, "group": NOBODY, "extra_groups": []}
-    done = subprocess.run(command, capture_output=True, check=False, cwd="/", **options)  # type: ignore[call-overload]
-    assert done.returncode == code, done
+    finished(*command, code=code, cwd="/", user=NOBODY, group=NOBODY, extra_groups=[])
 
 
 @pytest.fixture
@@ -460,7 +459,7 @@ def test_a_backup_of_hard_links(tmp_path: Path) -> None:
     """`cp -al`: the message names the small file that is in the way, and that nothing is lost with it."""
     os.mkdir(tmp_path / "o")
     os.close(hold(OverlayDirectory(tmp_path / "o")))
-    subprocess.run(["cp", "-al", tmp_path / "o", tmp_path / "backup"], check=True)
+    finished("cp", "-al", tmp_path / "o", tmp_path / "backup")
     with pytest.raises(OverlayUnusable, match=r"/o/lock has several names .*: remove it \(it is only a lock"):
         hold(OverlayDirectory(tmp_path / "o"))
     (tmp_path / "o/lock").unlink()

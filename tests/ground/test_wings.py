@@ -1,7 +1,6 @@
 """`wdsfs/wings.py`: a wing that is left out is said to be so, once and in one line."""
 
 import importlib
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -9,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT
+from tests.processes import finished
 from wdsfs import wings
 from wdsfs.errors import NotInstalled
 from wdsfs.wings import install_command
@@ -42,7 +42,7 @@ def test_what_a_wing_needs_is_not_taken_for_the_wing(tmp_path: Path) -> None:
     (package / "kernel").mkdir(parents=True)
     (package / "kernel" / "__init__.py").write_text("import a_package_that_is_not_there")
     code = f"import wdsfs; wdsfs.__path__[:0] = [{str(package)!r}]; from wdsfs import wings; wings.load('kernel')"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = finished(sys.executable, "-c", code, code=1)
     assert done.stderr.strip().endswith("No module named 'a_package_that_is_not_there'")
 
 

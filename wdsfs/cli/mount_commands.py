@@ -161,7 +161,8 @@ def mount(
 ) -> None:
     """Mount SHARDS at MOUNTPOINT, read-only unless with --overlay. Returns when the tree is usable.
 
-    `wdsfs help layouts` shows a picture of each layout, and says which loader reads it.
+    `wdsfs umount MOUNTPOINT` ends the mount. `wdsfs help layouts` shows a picture of each layout, and says which
+    loader reads it.
 
     \b
     Examples:
