@@ -77,6 +77,7 @@ def test_a_file_system_of_shards(shards: str, tmp_path: Path) -> None:
     assert fs.read_block(path, 5, 10**9) == data[5:]
     assert fs.ls("/t-0/d0", detail=False) == ["t-0/d0/k0-0", "t-0/d0/k0-2"]
     assert fs.info("/t-0/d0/")["name"] == "t-0/d0"
+    assert fs.ls("t-0/d0/k0-0/cls", detail=False) == ["t-0/d0/k0-0/cls"]
     sent = pickle.dumps(fs)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir("/")

@@ -56,9 +56,9 @@ HEAP_KEPT = 32 << 20  # bytes: the size from which on memory gets a mapping, and
 
 
 class KernelReplies:
-    """Answers requests of the kernel by their numbers; none without a device."""
+    """Answers requests of the kernel by their numbers."""
 
-    def __init__(self, device: int | None) -> None:
+    def __init__(self, device: int) -> None:
         self._device = device
 
     def data(self, unique: int, pieces: Sequence[memoryview]) -> None:
@@ -69,13 +69,10 @@ class KernelReplies:
 
     def resend(self) -> None:
         """Have the kernel send the requests again that a dead fetcher has not answered."""
-        if self._device is not None:
-            with contextlib.suppress(OSError):  # before Linux 6.9 nothing is handed over
-                os.write(self._device, _REPLY_HEAD.pack(_REPLY_HEAD.size, _RESEND, 0))
+        with contextlib.suppress(OSError):  # before Linux 6.9 nothing is handed over
+            os.write(self._device, _REPLY_HEAD.pack(_REPLY_HEAD.size, _RESEND, 0))
 
     def _write(self, reply: Sequence[bytes | memoryview]) -> None:
-        if self._device is None:
-            return
         try:
             os.writev(self._device, reply)
         except OSError as error:
@@ -428,7 +425,8 @@ async def serve(
     sender: StoreSender | None = None,
 ) -> None:
     """Serve clients and the kernel; end the process when no other process is left that could send requests."""
-    replies = KernelReplies(configuration.device)
+    # Without a device nothing is handed over, so there is nothing to answer: a write to -1 would fail.
+    replies = KernelReplies(-1 if configuration.device is None else configuration.device)
     alarm = Alarm(configuration.alarm)
     opened = OpenObjects(reader, cache, alarm, configuration.memory, counters)
     kernel = KernelReads(opened, replies, alarm)
