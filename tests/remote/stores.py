@@ -35,8 +35,6 @@ class MemoryStore:
         self.ranges = True
         self.piece = 1 << 30
         self.error: Exception | None = None
-        self.most = 0  # requests at a time
-        self._now = 0
 
     def put(self, data: bytes, url: str = "s3://b/o.tar") -> tuple[Url, Pin]:
         self.objects[parse(url)] = data
@@ -49,8 +47,6 @@ class MemoryStore:
     async def fetch(self, url: Url, pin: Pin, begin: int, end: int, take: Take) -> None:
         assert 0 <= begin < end <= pin.size
         self.requests.append((begin, end))
-        self._now += 1
-        self.most = max(self.most, self._now)
         try:
             for start in range(begin, end, self.piece):
                 if self.gated:
@@ -67,8 +63,6 @@ class MemoryStore:
             self.cancelled.append((begin, end))
             self.waiting = [one for one in self.waiting if one[1] is not gate]
             raise
-        finally:
-            self._now -= 1
 
     async def get_all(self, url: Url, pin: Pin) -> AsyncIterator[bytes]:
         self.requests.append((0, pin.size))
