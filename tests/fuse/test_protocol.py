@@ -96,7 +96,7 @@ def test_short_answers() -> None:
     assert protocol.opendir_reply() == bytes(16)
     # FOPEN_KEEP_CACHE, FOPEN_CACHE_DIR
     assert protocol.opendir_reply(caches=True) == bytes(8) + bytes([2 | 8]) + bytes(7)
-    assert protocol.xattr_size(258) == bytes.fromhex("02010000 00000000")
+    assert protocol.size_reply(258) == bytes.fromhex("02010000 00000000")
 
 
 @given(NUMBER, NUMBER, SMALL, SMALL, SMALL)

@@ -246,17 +246,6 @@ def test_what_is_edited_is_not_pushed(program: Program) -> None:
 # --- samples
 
 
-def test_samples_of_one_tree_that_are_listed_in_order_and_read(program: Program) -> None:
-    with a_mount(program, "--merge", count=4) as mounted:
-        walked = (Path(folder, name) for folder, _, names in os.walk(mounted.path) for name in names)
-        right = [path.name == "padding" or is_right(path, path.read_bytes()) for path in walked]
-        assert all(right)
-        assert len(right) >= 4 * SAMPLES * 2
-        # A quick client is done before there is a pusher; what a listing ahead saves is shown below.
-        listed = mounted.status()["pushed"]["listed"]
-        assert ("listed ahead" in program.run("status", mounted.path).stdout.decode()) == (listed > 0)
-
-
 def walk(mounted: Mounted, name: str = "s") -> Iterator[int]:
     """List the samples of a shard in order and read their files. Yields the number of files, sample by sample."""
     folder, files = mounted.path / name, 0

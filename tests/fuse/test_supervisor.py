@@ -136,15 +136,6 @@ def test_what_serving_costs(program: Program, shard: Path) -> None:
                         assert file.read() == content(3)
 
 
-def test_a_listing_in_one_tree_costs_what_the_first_did(program: Program, shard: Path) -> None:
-    """There a directory may change and keep its inode number, so the kernel keeps no listing."""
-    with program.mounted("--layout", "files", "--merge", shard) as mounted:
-        assert len(os.listdir(mounted.path / "d")) == FILES
-        before = mounted.status()["requests"]["readdir"]
-        assert len(os.listdir(mounted.path / "d")) == FILES
-        assert mounted.status()["requests"]["readdir"] > before
-
-
 # --- death
 
 

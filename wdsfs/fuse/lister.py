@@ -9,19 +9,18 @@ the mount busy.
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import socket
 from collections import deque
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import NamedTuple
 
 from wdsfs import host, mount_table
+from wdsfs.fuse.child_process import start_child
 from wdsfs.fuse.pass_notes import REGION_BITS, PassNotes
 from wdsfs.inodes import POSITION, index_of, unpack
 from wdsfs.tree.tree import LowerTree, folder_path
-
-log = logging.getLogger(__name__)
 
 # Processes, not threads: these would take turns at the interpreter with what stores content (80 calls of futex(2)
 # for each sample).
@@ -53,24 +52,14 @@ class Lister:
     def __init__(
         self, tree: LowerTree, passes: PassNotes, mountpoint: str, device: int, release: Callable[[], None]
     ) -> None:
-        self.tree, self.passes = tree, passes
+        self.tree, self.passes, self._mountpoint, self._device = tree, passes, mountpoint, device
         self._due: deque[SampleDirectory] = deque()
         self._at_work: dict[int, tuple[socket.socket, list[SampleDirectory]]] = {}
         self._idle: list[socket.socket] = []
         for _ in range(PROCESSES):
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            if not os.fork():
-                try:
-                    host.end_with_parent()  # a stopped process would keep the mount alive by its open files
-                    release()
-                    for connection in (ours, *self._idle):
-                        connection.close()
-                    with contextlib.suppress(OSError):
-                        self._serve(theirs, mountpoint, device)
-                except BaseException:
-                    log.exception("a process that lists samples ahead of clients failed")
-                finally:
-                    os._exit(0)
+            work = partial(self._serve, theirs, (ours, *self._idle), release)
+            start_child(work, "a process that lists samples ahead of clients")
             theirs.close()
             self._idle.append(ours)
 
@@ -166,21 +155,27 @@ class Lister:
 
     # --- the processes
 
-    def _serve(self, connection: socket.socket, mountpoint: str, device: int) -> None:
-        """List the samples that the other end names, until it is closed. Raises OSError if the mount is gone."""
-        while message := connection.recv(_MESSAGE_MAX):
-            first, *paths = message.split(b"\0")
-            if self._has_ended(int(first)):
-                paths.clear()
-            top = mount_table.detached(mountpoint)
-            try:
-                if os.fstat(top).st_dev != device:  # something else is mounted there
-                    return
-                for path in paths:
-                    _list(top, path)
-            finally:
-                os.close(top)
-            connection.send(b"\0")
+    def _serve(
+        self, connection: socket.socket, others: Iterable[socket.socket], release: Callable[[], None]
+    ) -> int:
+        """List the samples that the other end names, until it is closed, or the mount is gone; return 0."""
+        host.end_with_parent()  # a stopped process would keep the mount alive by its open files
+        release()
+        for other in others:
+            other.close()
+        with contextlib.suppress(OSError):
+            while message := connection.recv(_MESSAGE_MAX):
+                first, *paths = message.split(b"\0")
+                top = mount_table.detached(self._mountpoint)
+                try:
+                    if os.fstat(top).st_dev != self._device:  # something else is mounted there
+                        break
+                    for path in [] if self._has_ended(int(first)) else paths:
+                        _list(top, path)
+                finally:
+                    os.close(top)
+                connection.send(b"\0")
+        return 0
 
 
 def _list(top: int, path: bytes) -> None:

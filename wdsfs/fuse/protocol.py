@@ -45,14 +45,14 @@ _DIRENT = struct.Struct("<QQII")
 _DIRENT_PLUS = struct.Struct("<QQQQII" + _ATTRIBUTES + "QQII")
 _DOTS = struct.Struct("<" + 2 * "128xQQII8s")
 _READ_IN, _READ_FLAGS = struct.Struct("<QQI"), struct.Struct("<32xI")
-_WRITE_IN, _WRITE_OUT = struct.Struct("<8xQII16x"), struct.Struct("<II")
+_WRITE_IN, _SIZE_OUT = struct.Struct("<8xQII16x"), struct.Struct("<II")
 _SETATTR_IN = struct.Struct("<I12xQ8xqq8xII4xI4xII4x")
 _MKNOD_IN, _MKDIR_IN, _RENAME2_IN = struct.Struct("<II8x"), struct.Struct("<I4x"), struct.Struct("<QI4x")
 _NUMBER = struct.Struct("<Q")
 _FSYNC_IN, _SETXATTR_IN = struct.Struct("<8xI4x"), struct.Struct("<II")
 _FORGETS_IN, _FORGET_IN = struct.Struct("<I4x"), struct.Struct("<QQ")
 _STATFS_OUT = struct.Struct("<QQQQQIII28x")
-_XATTR_IN, _XATTR_OUT = struct.Struct("<II"), struct.Struct("<II")
+_XATTR_IN = struct.Struct("<II")
 _OPEN_OUT, _KEEP_CACHE, _CACHE_DIR = struct.Struct("<QII"), 1 << 1, 1 << 3
 _SELF_AND_PARENT = frozenset((b".", b".."))
 _PADDING = tuple(bytes(-length & 7) for length in range(8))
@@ -61,7 +61,8 @@ _INODE_NOTE = struct.Struct("<Qqq")
 _STORE_NOTE = struct.Struct("<IiQQQI4x")  # the head of an answer, inode, offset, size
 
 HEADER_SIZE = _REQUEST_HEADER.size
-MAJOR, MINOR, MINOR_MIN, MINOR_RESEND = 7, 38, 31, 40
+MAJOR, MINOR, MINOR_MIN = 7, 38, 31
+MINOR_RESEND = 40  # from which on the kernel can hand out requests again (FUSE_NOTIFY_RESEND, Linux 6.9)
 PAGE = 4096
 _DIRECTORY = 4  # the type of a directory in a listing
 LINE_MIN = _DIRENT_PLUS.size + 8  # bytes of the shortest line of a listing
@@ -120,8 +121,8 @@ def flags_of(body: memoryview) -> int:
     return flags
 
 
-def interrupted_of(body: memoryview) -> int:
-    """Return the number of the request that an INTERRUPT is about."""
+def number_of(body: memoryview) -> int:
+    """Return the number of the request of an INTERRUPT, or by how much a FORGET lowers the lookup count."""
     number: int = _NUMBER.unpack_from(body)[0]
     return number
 
@@ -134,55 +135,28 @@ def xattr_of(body: memoryview) -> tuple[int, bytes]:
 # --- requests that change something ------------------------------------------------------------------------
 
 
-class SetattrRequest(NamedTuple):
-    """The change that SETATTR asks for; None leaves a value unchanged.
-
-    Size in bytes, times in ns since the epoch, or NOW.
-    """
-
-    mode: int | None
-    uid: int | None
-    gid: int | None
-    size: int | None
-    atime_ns: int | None
-    mtime_ns: int | None
-    drop_privileges: bool
-
-
-NOW = -(1 << 63)  # stands for the current time
-_MODE_BIT, _UID, _GID, _SIZE, _ATIME, _MTIME, _ATIME_NOW, _MTIME_NOW = 1, 2, 4, 8, 16, 32, 128, 256
+_MODE_BIT, _UID, _GID, _SIZE, _ATIME_NOW, _MTIME_NOW = 1, 2, 4, 8, 128, 256
+_ATIME, _MTIME = 16 | _ATIME_NOW, 32 | _MTIME_NOW
 _SETATTR_DROP, _WRITE_DROP, _DATA_ONLY = 1 << 11, 1 << 2, 1
 
 
-def change_of(body: memoryview) -> SetattrRequest:
-    """Return the change of a SETATTR."""
+def change_of(body: memoryview, now_ns: int) -> tuple[list[int | None], bool]:
+    """Return the change of a SETATTR, and True if it clears the setuid and setgid bits of the file.
+
+    Mode, uid, gid, size (bytes), times of the last access and modification (ns since the epoch). None leaves a
+    value unchanged.
+    """
     valid, size, atime, mtime, atime_ns, mtime_ns, mode, uid, gid = _SETATTR_IN.unpack_from(body)
-    return SetattrRequest(
-        mode if valid & _MODE_BIT else None,
-        uid if valid & _UID else None,
-        gid if valid & _GID else None,
-        size if valid & _SIZE else None,
-        _time(valid, _ATIME, _ATIME_NOW, atime * 10**9 + atime_ns),
-        _time(valid, _MTIME, _MTIME_NOW, mtime * 10**9 + mtime_ns),
-        bool(valid & _SETATTR_DROP),
-    )
-
-
-def _time(valid: int, given: int, clock: int, time_ns: int) -> int | None:
-    if valid & clock:
-        return NOW
-    return time_ns if valid & given else None
+    atime_ns = now_ns if valid & _ATIME_NOW else atime * 10**9 + atime_ns
+    mtime_ns = now_ns if valid & _MTIME_NOW else mtime * 10**9 + mtime_ns
+    values = (_MODE_BIT, mode), (_UID, uid), (_GID, gid), (_SIZE, size), (_ATIME, atime_ns), (_MTIME, mtime_ns)
+    return [value if valid & bits else None for bits, value in values], bool(valid & _SETATTR_DROP)
 
 
 def write_of(body: memoryview) -> tuple[int, memoryview, bool]:
     """Return offset and data of a WRITE, and True if it clears the setuid and setgid bits of the file."""
     offset, size, flags = _WRITE_IN.unpack_from(body)
     return offset, body[_WRITE_IN.size : _WRITE_IN.size + size], bool(flags & _WRITE_DROP)
-
-
-def written(size: int) -> bytes:
-    """Reply to WRITE: the number of bytes written."""
-    return _WRITE_OUT.pack(size, 0)
 
 
 def mknod_of(body: memoryview) -> tuple[int, int, bytes]:
@@ -225,12 +199,6 @@ def setxattr_of(body: memoryview) -> tuple[bytes, bytes, int]:
     size, flags = _SETXATTR_IN.unpack_from(body)
     name, _, rest = bytes(body[_SETXATTR_IN.size :]).partition(b"\0")
     return name, rest[:size], flags
-
-
-def forget_of(body: memoryview) -> int:
-    """Return the number by which a FORGET lowers the lookup count."""
-    count: int = _NUMBER.unpack_from(body)[0]
-    return count
 
 
 def forgets_of(body: memoryview) -> list[tuple[int, int]]:
@@ -281,9 +249,9 @@ def statfs(
     return _STATFS_OUT.pack(blocks, blocks_free, available, files, files_free, block_size, name_max, fragment)
 
 
-def xattr_size(size: int) -> bytes:
-    """Reply to GETXATTR or LISTXATTR without room: the size of the value (bytes)."""
-    return _XATTR_OUT.pack(size, 0)
+def size_reply(size: int) -> bytes:
+    """Reply to WRITE with the bytes written; to GETXATTR or LISTXATTR without room with the bytes of the value."""
+    return _SIZE_OUT.pack(size, 0)
 
 
 def line(name: bytes, cursor: int, inode: int, mode: int) -> bytes:
@@ -302,18 +270,10 @@ def line_plus(
     is_lookup: bool = True,
 ) -> bytes:
     """Return a line of the reply to READDIRPLUS; timeouts in seconds. With `is_lookup` it counts as a lookup."""
-    inode, length = attributes[0], len(name)
     # The kernel does not count these two as lookups, and so would never forget them.
-    node = 0 if name in _SELF_AND_PARENT or not is_lookup else inode
-    return (
-        _DIRENT_PLUS.pack(
-            *(node, 0, timeout, attributes_timeout, 0, 0),
-            *attributes,
-            *(inode, cursor, length, attributes[_MODE] >> 12),
-        )
-        + name
-        + _PADDING[length & 7]
-    )
+    node = 0 if name in _SELF_AND_PARENT or not is_lookup else attributes[0]
+    start = _ENTRY_OUT.pack(node, 0, timeout, attributes_timeout, 0, 0, *attributes)
+    return start + line(name, cursor, attributes[0], attributes[_MODE])
 
 
 def self_and_parent(inode: int, parent: int) -> bytes:
@@ -401,11 +361,6 @@ class Kernel(NamedTuple):
     minor: int
     flags: int
     readahead: int
-
-    @property
-    def resends(self) -> bool:
-        """True if it can hand out requests again (FUSE_NOTIFY_RESEND, Linux 6.9)."""
-        return self.minor >= MINOR_RESEND
 
 
 def kernel_of(body: memoryview) -> Kernel:

@@ -20,7 +20,7 @@ import math
 import os
 import select
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -69,11 +69,6 @@ class Pass:
     windows: int = 0  # windows whose tripwire the reader has reached
     files: int = 0  # files that the reader has not passed, and their bytes
     bytes: int = 0
-
-
-def _latest(calls: list[tuple[int, int]]) -> Iterable[tuple[int, int]]:
-    """Return the last call of each region. The reader has already passed the places of earlier calls."""
-    return {inode >> REGION_BITS: (inode, distance) for inode, distance in calls}.values()
 
 
 class PassTable:
@@ -145,7 +140,9 @@ class Pusher:
                 return
             self.tree.lower.tidy()
             try:
-                for inode, distance in _latest(self.notes.take()):
+                # The last call of each region: the reader has already passed the places of earlier calls.
+                latest = {inode >> REGION_BITS: (inode, distance) for inode, distance in self.notes.take()}
+                for inode, distance in latest.values():
                     with self._forgiving(inode):
                         self.go_on(inode, distance)
                 for descriptor in events - {self.notes.calls}:
@@ -310,8 +307,7 @@ class PusherProcess(HelperProcess):
     def reap(self) -> int | None:
         """Collect the process if it has ended. After some failures in a row, stop pushing."""
         code = super().reap()
-        if code is not None:
-            self.passes.pusher = 0
+        self.passes.pusher = self.pid
         if code is not None and code > 0:  # it has said why
             self._failures += 1
             if self._failures == FAILURES_MAX:

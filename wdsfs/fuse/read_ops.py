@@ -123,7 +123,7 @@ class Operations(ABC, Generic[TreeKind]):
                 (protocol.FORGET, "forget", _nothing),
                 (protocol.BATCH_FORGET, "forget", _nothing),
                 (protocol.INTERRUPT, "other", self.interrupt),
-                (protocol.RELEASEDIR, "other", _done),
+                (protocol.RELEASEDIR, "other", lambda request: b""),
             )
         }
         self._unknown: tuple[int, Handler] = _OTHER, not_implemented
@@ -246,10 +246,9 @@ class Operations(ABC, Generic[TreeKind]):
         parent, name = request.node, protocol.name_of(request.body)
         if len(name) > NAME_MAX:  # the kernel passes on up to 1,024 bytes
             return errno.ENAMETOOLONG
-        if name == b".":
-            return self._entry(self.tree.getattr(parent), TIMEOUT_SECONDS)
-        if name == b"..":
-            return self._entry(self.tree.getattr(self.tree.parent(parent)), TIMEOUT_SECONDS)
+        if name in (b".", b".."):
+            inode = parent if name == b"." else self.tree.parent(parent)
+            return self._entry(self.tree.getattr(inode), TIMEOUT_SECONDS)
         timeout = self._entry_timeout(parent)
         try:
             return self._entry(self.tree.lookup(parent, name), timeout)
@@ -302,8 +301,7 @@ class Operations(ABC, Generic[TreeKind]):
         return self._list(
             request,
             lambda entry: pack(entry.name, entry.cursor, timeout, TIMEOUT_SECONDS, attributes(entry.node)),
-            self._looked_up,
-            self._run,
+            is_lookup=True,
         )
 
     def readdir(self, request: Request) -> Reply:
@@ -311,18 +309,12 @@ class Operations(ABC, Generic[TreeKind]):
             request, lambda entry: protocol.line(entry.name, entry.cursor, entry.node.inode, entry.node.mode)
         )
 
-    def _list(
-        self,
-        request: Request,
-        pack: Callable[[Entry], bytes],
-        looked_up: Callable[[int], None] | None = None,
-        rest: Callable[[int, int, int], bytes | None] = lambda inode, after, room: None,
-    ) -> bytes:
-        """Return as many lines as fit. `rest` makes all lines after a cursor at once, if it can."""
+    def _list(self, request: Request, pack: Callable[[Entry], bytes], *, is_lookup: bool = False) -> bytes:
+        """Return as many lines as fit. With `is_lookup` the kernel looks up each name by its line."""
         inode = request.node
         after, room = protocol.read_of(request.body)
         lines: list[bytes] = []
-        tried = False
+        tries_run = is_lookup  # once: samples and files may be of one kind
         try:
             for entry in self.tree.listing(inode, after):
                 line = pack(entry)
@@ -330,10 +322,10 @@ class Operations(ABC, Generic[TreeKind]):
                 if room < 0:
                     break
                 lines.append(line)
-                if looked_up is not None and entry.name not in (b".", b".."):
-                    looked_up(entry.node.inode)
-                if not tried and kind_of(entry.cursor) > FOLDER:  # samples and files may be of one kind; try once
-                    tried, run = True, rest(inode, entry.cursor, room)
+                if is_lookup and self._looked_up is not None and entry.name not in (b".", b".."):
+                    self._looked_up(entry.node.inode)
+                if tries_run and kind_of(entry.cursor) > FOLDER:
+                    tries_run, run = False, self._run(inode, entry.cursor, room)
                     if run is not None:
                         lines.append(run)
                         break
@@ -373,7 +365,7 @@ class Operations(ABC, Generic[TreeKind]):
         All other requests are answered before the next one is received.
         """
         if self.fetcher is not None:
-            self.fetcher.interrupt(protocol.interrupted_of(request.body))
+            self.fetcher.interrupt(protocol.number_of(request.body))
 
 
 class ReadOperations(Operations[LowerTree]):
@@ -425,17 +417,12 @@ def _fitting(value: bytes, room: int) -> bytes | int:
     The size of the value if no room is given, else the value if it fits.
     """
     if not room:
-        return protocol.xattr_size(len(value))
+        return protocol.size_reply(len(value))
     return value if len(value) <= room else errno.ERANGE
 
 
 def _nothing(request: Request) -> None:
     """Send no reply, because these requests expect none. An inode has no state here, so FORGET has no work."""
-
-
-def _done(request: Request) -> bytes:
-    """Reply with success, without a value."""
-    return b""
 
 
 def not_implemented(request: Request) -> int:

@@ -157,7 +157,7 @@ class Supervisor:
         except ValueError as error:
             os.write(self.device, protocol.header(request.unique, 0, errno.EPROTO))
             raise MountError(f"{error}") from None
-        hands_over = self.fetcher is not None and kernel.resends
+        hands_over = self.fetcher is not None and kernel.minor >= protocol.MINOR_RESEND
         background = BACKGROUND_REMOTE if hands_over else BACKGROUND
         answer = protocol.init_reply(kernel, self.operations.flags, background, self.operations.write_max)
         os.write(self.device, protocol.header(request.unique, len(answer)) + answer)

@@ -18,7 +18,7 @@ from wdsfs.errors import NoSuchEntry, ReadOnly
 from wdsfs.fuse import protocol
 from wdsfs.fuse.counters import KINDS, Board
 from wdsfs.fuse.fuse_device import Handler, Reply
-from wdsfs.fuse.protocol import NOW, Attributes, Request
+from wdsfs.fuse.protocol import Attributes, Request
 from wdsfs.fuse.read_ops import FLAGS as READ_FLAGS
 from wdsfs.fuse.read_ops import TIMEOUT_SECONDS, Operations, attributes_timeout
 from wdsfs.inodes import NOT_HIDDEN, ROOT
@@ -126,7 +126,7 @@ class WritableOperations(Operations[WritableTree]):
         return super()._entry(node, timeout)
 
     def forget(self, request: Request) -> None:
-        self.tree.forget(request.node, protocol.forget_of(request.body))
+        self.tree.forget(request.node, protocol.number_of(request.body))
 
     def batch_forget(self, request: Request) -> None:
         for inode, count in protocol.forgets_of(request.body):
@@ -146,22 +146,11 @@ class WritableOperations(Operations[WritableTree]):
         )
 
     def setattr(self, request: Request) -> Reply:
-        inode, change = request.node, protocol.change_of(request.body)
-        mode = change.mode
-        if change.drop_privileges and mode is None:
-            mode = self._dropped(inode)
-        now = time.time_ns()
-        node = self.tree.setattr(
-            inode,
-            AttributeChange(
-                mode=mode,
-                uid=change.uid,
-                gid=change.gid,
-                size=change.size,
-                atime_ns=now if change.atime_ns == NOW else change.atime_ns,
-                mtime_ns=now if change.mtime_ns == NOW else change.mtime_ns,
-            ),
-        )
+        inode, (values, drop_privileges) = request.node, protocol.change_of(request.body, time.time_ns())
+        change = AttributeChange(*values)
+        if drop_privileges and change.mode is None:
+            change = change._replace(mode=self._dropped(inode))
+        node = self.tree.setattr(inode, change)
         return protocol.attributes(attributes_timeout(inode), self._attributes(node))
 
     def statfs(self, request: Request) -> Reply:
@@ -289,7 +278,7 @@ class WritableOperations(Operations[WritableTree]):
             # After a write the kernel asks again for size and times, but keeps the mode that it has cached. This
             # notification waits for no lock, so it can be sent while the writer waits for its reply.
             self.notify(protocol.forget_attributes(inode))
-        return protocol.written(self.tree.write(inode, offset, data))
+        return protocol.size_reply(self.tree.write(inode, offset, data))
 
     def fsync(self, request: Request) -> Reply:
         with self.slowly():
