@@ -107,9 +107,13 @@ def test_the_bytes_of_new_shards(
 
 def test_new_directories_become_further_shards(tmp_path: Path) -> None:
     upper = {"more": {"ya": {"txt": b""}, "xb": {"txt": b""}}, "again": {"x": {"txt": b""}}}
-    contents = Set(tmp_path, FIRST, SECOND).edit(upper).commit()
+    here = Set(tmp_path, FIRST, SECOND).edit(upper)
+    contents = here.commit()
     assert contents[:2] == [FIRST, SECOND]
     assert keys(*contents[2:]) == [["x"], ["xb", "ya"]]
+    (tmp_path / "t-0.tar").touch()
+    steps = here.plan(in_place=True, output=f"{tmp_path}/t-%d.tar").steps
+    assert [os.path.basename(step.target) for step in steps] == [b"t-1.tar", b"t-2.tar"]
 
 
 def test_merged_new_samples_become_further_shards(tmp_path: Path) -> None:
