@@ -171,7 +171,7 @@ def test_an_image_over_shards_changed_without_a_guard_is_refused(mounts: Program
 
 
 def test_a_mount_by_mount_8_gets_a_guard(mounts: Program) -> None:
-    """It ends with the mount, also while there are other ones of which it knows nothing."""
+    """It ends with the mount, also while there are other ones of which it knows nothing. Before, `where` works."""
     image, one = mounts.home / "set.erofs", mounts.home / "set" / "s0.tar"
     mounts.run("image", one, "-o", image)
     other = mounts.directory("other")
@@ -182,13 +182,14 @@ def test_a_mount_by_mount_8_gets_a_guard(mounts: Program) -> None:
     try:
         options = f"loop,ro,device={loop}"
         subprocess.run(["mount", "-t", "erofs", "-o", options, image, mounts.mountpoint], check=True)
+        (found,) = mounts.json("where", mounts.mountpoint / "s0" / "a" / "x")
+        assert [found[name] for name in ("shard", "member", "key", "offset")] == [str(one), "a.x", "a", 512]
         mounts.run("mount", image, mounts.mountpoint)
         assert the_guard(mounts).leased == 1
         mounts.run("umount", mounts.mountpoint)
         end_mount(mounts.mountpoint)  # which waits for the guard
         assert mount_table.mounted_at(other) is not None
     finally:
-        end_mount(other)
         end_mount(mounts.mountpoint)
         subprocess.run(["losetup", "--detach", loop], check=True)
 

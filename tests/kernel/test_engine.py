@@ -306,9 +306,3 @@ def test_doctor_checks_the_requirements_of_the_engine(
     found = engine.check_machine()
     assert (found.level, text in found.detail) == (level, True), found
     assert bool(found.remedy) == (level == "warn")
-
-
-def test_doctor_reports_the_engine(program: Program) -> None:
-    assert "kernel engine" in [one["name"] for one in program.json("doctor")]
-    done = program.run("doctor", "--shards", program.home, code=2)
-    assert b"--engine auto" in done.stderr

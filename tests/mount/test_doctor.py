@@ -34,7 +34,7 @@ def root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
 
 
-def assert_remedy(finding: MachineFinding, level: str, detail: str, remedy: str) -> None:
+def assert_remedy(finding: doctor.Verdict, level: str, detail: str, remedy: str) -> None:
     assert finding.level == level
     assert detail in finding.detail
     assert remedy in finding.remedy
@@ -46,7 +46,7 @@ def assert_remedy(finding: MachineFinding, level: str, detail: str, remedy: str)
 def test_a_diagnosis_has_every_check_once_and_leaves_nothing_behind(tmp_path: Path) -> None:
     """What is not ok has a remedy, and no line says that a user can mount: another one may say the opposite."""
     missing = str(tmp_path / "missing")
-    findings = doctor.diagnose(missing, missing)
+    findings = doctor.diagnose(missing)
     assert [finding.name for finding in findings] == [
         "/dev/fuse", "privileges", "fusermount3", "libfuse", "kernel", "allow_other", "open files",
         "index directory", "runtime directory", "log directory", f"mount point {missing}",

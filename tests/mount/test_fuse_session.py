@@ -826,11 +826,6 @@ def test_umount_by_another_name(small: Program) -> None:
             assert small.json("status", name)[0]["pid"] == mounted.pid
             small.run("umount", name)
             assert mounted.wait_for_exit() == 0
-    need_fuse()
-    small.run("mount", "a.tar", "up/link")
-    assert small.json("status", "./mnt/")[0]["state"] == "running"
-    small.run("umount", "mnt")
-    assert not small.registration(small.mountpoint).exists()
 
 
 # --- beginning it ------------------------------------------------------------------------------------------

@@ -29,7 +29,8 @@ from wdsfs.fuse.write_ops import WritableOperations
 from wdsfs.index.store import open_index
 from wdsfs.inodes import HIDDEN, ROOT, UP, pack_extra
 from wdsfs.mount import hidden_directory, reports
-from wdsfs.mount.hidden_directory import SNAPSHOTS, TEXT_MAX, HiddenDirectory, HiddenDirectoryOperations, TextRing
+from wdsfs.mount.hidden_directory import HiddenDirectory, HiddenDirectoryOperations
+from wdsfs.mount.reports import SNAPSHOTS, TEXT_MAX, TextRing
 from wdsfs.overlay.overlay_directory import OverlayDirectory
 from wdsfs.overlay.upper_directory import UpperDirectory
 from wdsfs.overlay.writable_tree import WritableTree
@@ -404,7 +405,7 @@ def test_a_name_of_the_overlay_wins(mount: Mount, tmp_path: Path) -> None:
 
 KEEP_PUTTING = """
 import os, sys
-from wdsfs.mount.hidden_directory import TextRing
+from wdsfs.mount.reports import TextRing
 snapshots = TextRing()
 children = []
 for one in range(4):
@@ -418,14 +419,14 @@ for one in range(4):
     children.append(pid)
 seen = 0
 for victim in children:
-    while snapshots._last() < seen + 300:
-        number = snapshots._last()
+    while snapshots.last() < seen + 300:
+        number = snapshots.last()
         got = snapshots.get(number) if number else None
         assert got is None or (len(set(got.content)) == 1 and len(got.content) == 60000)
-    seen = snapshots._last()
+    seen = snapshots.last()
     os.kill(victim, 9)
     os.waitpid(victim, 0)
-print(snapshots.put(b"end") == snapshots._last(), snapshots.get(snapshots._last()).content)
+print(snapshots.put(b"end") == snapshots.last(), snapshots.get(snapshots.last()).content)
 """
 
 

@@ -259,7 +259,7 @@ def test_a_busy_directory_does_not_keep_from_looking(
     (tmp_path / "current").symlink_to("real")
     heard = listen(tmp_path / "current" / "a.tar", look=True)
     read = heard.watch._read
-    monkeypatch.setattr(heard.watch, "_read", lambda: ((tmp_path / "real/log").write_bytes(b"x"), read())[1])
+    monkeypatch.setattr(heard.watch, "_read", lambda: (read(), (tmp_path / "real/log").write_bytes(b"x"))[0])
     retarget(tmp_path / "current", "elsewhere")
     (tmp_path / "real/log").write_bytes(b"x")
     assert heard.watch.wait(heard.life) == {0}

@@ -90,25 +90,6 @@ def test_where_prints_lines_for_people(program: Program) -> None:
         assert f"{program.home}/s0.tar: was replaced since the set was mounted" in refused
 
 
-def test_where_works_on_an_image_mounted_by_mount_8(program: Program) -> None:
-    """An image on loop devices, without a guard."""
-    need_erofs()
-    shard, image, loops = program.write("s0.tar", SHARD), program.home / "set.erofs", []
-    program.run("image", shard, "-o", image)
-    losetup = ["losetup", "--find", "--show", "--read-only"]
-    try:
-        loops.append(subprocess.run([*losetup, shard], check=True, capture_output=True).stdout.decode().strip())
-        options = f"loop,ro,device={loops[0]}"
-        subprocess.run(["mount", "-t", "erofs", "-o", options, image, program.mountpoint], check=True)
-        (one,) = said(program, program.mountpoint / "s0" / "a" / "1" / "jpg")
-        assert (one["shard"], one["member"]) == (str(shard), "a/1.jpg")
-        assert (one["key"], one["offset"], one["size"]) == ("a/1", 512, 1200)
-    finally:
-        end_mount(program.mountpoint)
-        for loop in loops:
-            subprocess.run(["losetup", "--detach", loop], check=True)
-
-
 def test_an_image_that_others_may_not_read(program: Program, user_program: Program) -> None:
     """That of a mount in one step lies in root's cache."""
     need_erofs()

@@ -116,19 +116,18 @@ def was_written(path: str, device: Device, trusting: bool) -> bool:
 
 
 def _open_shard(path: str) -> int:
+    fd = -1
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        is_file = stat.S_ISREG(os.fstat(fd).st_mode)
+        refusal = trust.foreign_link(os.fsencode(path), fd) if is_file else f"{path}: is not a regular file"
     except FileNotFoundError:
         raise MissingShard(
             f"{path}: there is no such shard; --base DIR says where the shards of an image are"
         ) from None
     except OSError as error:
-        raise UnreadableShard(f"{path}: {error.strerror}") from None
-    try:
-        is_file = stat.S_ISREG(os.fstat(fd).st_mode)
-        refusal = trust.foreign_link(os.fsencode(path), fd) if is_file else f"{path}: is not a regular file"
-    except OSError as error:
-        os.close(fd)
+        if fd >= 0:
+            os.close(fd)
         raise UnreadableShard(f"{path}: {error.strerror}") from None
     if refusal is not None:
         os.close(fd)

@@ -7,6 +7,7 @@ nothing, and no finding is a failure, because FUSE can serve instead. `guard.py`
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import shutil
@@ -16,18 +17,19 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from wdsfs import host, mount_registry, mount_table, source, trust
+from wdsfs import __version__, host, mount_registry, mount_table, source, trust
+from wdsfs.cache import file_cache
+from wdsfs.cache.file_cache import CachedFile, NewFile, NoRoom
 from wdsfs.door.shard_door import DOOR
 from wdsfs.door.urls import is_remote
-from wdsfs.errors import ImageError, MountError, StaleShard, UsageError
+from wdsfs.errors import ImageError, MountError, ShardError, StaleShard, UsageError
 from wdsfs.host import MachineFinding
-from wdsfs.kernel import erofs_header, manifest
+from wdsfs.kernel import erofs_header
 from wdsfs.kernel.devices import is_written, require_file_limit
 from wdsfs.kernel.erofs_header import OLDEST_KERNEL
 from wdsfs.kernel.erofs_mount import FILES_SINCE, LOOPS, refusal_of_kernel
 from wdsfs.kernel.guard import Guarded, end_if_wrong, guard_of, mount_and_guard, unguarded
-from wdsfs.kernel.manifest import image_of, is_image
-from wdsfs.kernel.set_image import ServedSet, find_or_make
+from wdsfs.kernel.manifest import ImageOptions, image_of, is_image, read_manifest
 from wdsfs.mount import daemon
 from wdsfs.mount.daemon import open_log
 from wdsfs.mount.engines import KERNEL_ENGINE, CannotServe
@@ -35,6 +37,7 @@ from wdsfs.mount.mount_options import AUTO, MountOptions, parse_options, split_o
 from wdsfs.mount.mount_search import check_mountpoint
 from wdsfs.mount_registry import canonical
 from wdsfs.names import suffix_of
+from wdsfs.shards import Fingerprint
 from wdsfs.tree.set_options import Opening, Owner, Selection, TreeOptions
 
 if TYPE_CHECKING:
@@ -42,24 +45,25 @@ if TYPE_CHECKING:
     from wdsfs.kernel.live_kernel import KernelMount
     from wdsfs.mount_table import MountPoint
     from wdsfs.shards import Shard
-    from wdsfs.tree.shard_set import ShardSet
+    from wdsfs.tree.tree import LowerTree
 
 __all__ = ["is_image"]
 
 log = logging.getLogger("wdsfs")
 
+KINDS = ("erofs",)  # of files in the cache
 FILE_SYSTEMS = Path("/proc/filesystems")  # that the kernel has loaded
 
-# Options of `-o` without an effect, because they hold for every mount of an image.
-_HOLD_ANYWAY = frozenset(
-    (
-        *("ro", "allow_other", "allow_root", "default_permissions", "nodev", "nosuid", "exec"),
-        *("async", "atime", "sync", "dirsync"),
-    )
-)
-_ADDED = {"noexec": mount_table.NO_PROGRAMS, "noatime": mount_table.NO_ACCESS_TIMES}
-_TAKEN_AWAY = {"suid": mount_table.NO_SUID, "dev": mount_table.NO_DEVICES}
 _NAMES = ("fsname=", "subtype=")  # for the mount table, in which the image is the source
+# What other options of `-o` set; 0 for those that hold for every mount of an image.
+_SET_BY = {
+    **dict.fromkeys(("ro", "allow_other", "allow_root", "default_permissions", "nodev", "nosuid", "exec"), 0),
+    **dict.fromkeys(("async", "atime", "sync", "dirsync"), 0),
+    "noexec": mount_table.NO_PROGRAMS,
+    "noatime": mount_table.NO_ACCESS_TIMES,
+    "suid": ~mount_table.NO_SUID,
+    "dev": ~mount_table.NO_DEVICES,
+}
 
 
 # --- mounts and images
@@ -110,29 +114,27 @@ def _give(advice: Sequence[str]) -> None:
 
 
 def _image_of(mount: MountOptions, shards: Sequence[Shard], advice: list[str]) -> tuple[str, int]:
-    """Make the image of a set, unless it is there, and return its path and a descriptor, as `find_or_make` does.
+    """Make the image of a set, unless it is there, and return its path and a descriptor, as `_find_or_make` does.
 
     `advice` gets hints for the user. Raises CannotServe, WdsfsError.
     """
-    serving, opening, parsed = mount.serving, mount.opening, parse_options(mount.dash_o)
+    serving, parsed = mount.serving, parse_options(mount.dash_o)
     reason = obstacle(shards, serving.trust_shards)
     if reason is None and serving.engine == AUTO:
         # Else the guard says it, when the image is made.
         reason = next(filter(None, (_cannot_be_held(shard.path) for shard in shards)), None)
     if reason is not None:
         raise CannotServe(reason)
-    place = canonical(mount.mountpoint)
+    place = mount.mountpoint
     if unguarded(place) is None:  # else it is guarded again
         check_mountpoint(place, parsed.nonempty, [])
-
-    def advise(below: ShardSet) -> None:
-        if not opening.quiet:
-            from wdsfs.mount.hints import hints  # late: it loads NumPy
-
-            advice.extend(hints(below, mount.tree, writable=False))
-
-    served = ServedSet(shards, mount.tree, opening, advise)
-    return find_or_make(served, served.options(parsed.owner, private="allow_other" not in parsed.fuse))
+    since, composition = min(host.kernel_version()[:2], erofs_header.OWN_TIMES_KERNEL), mount.tree.composition
+    options = ImageOptions(
+        *(parsed.owner, None, (since[0], since[1]), mount.tree.merge, composition.public_text),
+        private="allow_other" not in parsed.fuse,
+        directory=os.getcwdb() if composition.names_files else None,
+    )
+    return _find_or_make(mount, shards, options, advice)
 
 
 def run(mount: MountOptions, image: str, base: str) -> int:
@@ -155,10 +157,10 @@ def _mount_attributes(options: Sequence[str]) -> tuple[int, bool]:
     parsed = parse_options(options)
     attributes = mount_table.NO_SUID | mount_table.NO_DEVICES | mount_table.READ_ONLY
     for option in sorted(parsed.fuse):
-        attributes = (attributes | _ADDED.get(option, 0)) & ~_TAKEN_AWAY.get(option, 0)
-        is_known = option in _HOLD_ANYWAY or option in _ADDED or option in _TAKEN_AWAY
-        if not is_known and not option.startswith(_NAMES):
+        if option not in _SET_BY and not option.startswith(_NAMES):
             raise UsageError(f"-o {option}: not for an image, which has no daemon; see docs/how-to/engines.md")
+        flags = _SET_BY.get(option, 0)
+        attributes = attributes & flags if flags < 0 else attributes | flags
     return attributes, parsed.nonempty
 
 
@@ -182,7 +184,7 @@ def write_image(
 
     target, view = os.path.abspath(os.fsencode(output)), tree.view(partial=opening.tolerance.allow_missing)
     top = os.path.dirname(target) if base is None else os.path.abspath(os.fsencode(base))
-    about = manifest.ImageOptions(
+    about = ImageOptions(
         *(owner, top, erofs_header.OLDEST_KERNEL, tree.merge, tree.composition.public_text),
         directory=os.getcwdb() if tree.composition.names_files else None,
     )
@@ -191,7 +193,97 @@ def write_image(
         opening.progress.shards("writing", len(below)) as on_shard,
     ):
         built = make_image(make_tree(below, view), target, about, on_shard)
-    return built, [device.shard(os.fsdecode(top)) for device in manifest.read_manifest(target).devices]
+    return built, [device.shard(os.fsdecode(top)) for device in read_manifest(target).devices]
+
+
+# --- images in the cache
+
+# The modules that open and make a set are imported late: they load NumPy. Opening the index takes longer than all
+# other steps of a mount. So an image is found without the index where shards are shown without a view and no
+# problems of theirs have to be reported.
+
+
+def _find_or_make(
+    mount: MountOptions, shards: Sequence[Shard], options: ImageOptions, advice: list[str]
+) -> tuple[str, int]:
+    """Return the path of the image of a set, and a descriptor: as long as it is open, the image is not evicted.
+
+    `advice` gets hints for the user if the image is made. Raises CannotServe, ImageError, ShardErrors.
+    """
+    cache = file_cache.cache()
+    while True:
+        key = _quick_key(mount, shards, options)
+        image = None if key is None else cache.find(key, KINDS)
+        if image is None:
+            image = _made(mount, shards, options, advice)
+        path = cache.place_of(image.fd)
+        if path is not None:
+            return path, image.fd
+        os.close(image.fd)  # somebody has written it: it is removed and made again
+
+
+def _made(mount: MountOptions, shards: Sequence[Shard], options: ImageOptions, advice: list[str]) -> CachedFile:
+    """Make the image of a set, unless it is there. Raises as `_find_or_make`."""
+    from wdsfs.kernel.image import write_image
+    from wdsfs.mount.hints import hints
+    from wdsfs.tree.merged_tree import make_tree
+    from wdsfs.tree.opening import open_known_set
+
+    opening, composition = mount.opening, mount.tree.composition
+    with open_known_set(shards, opening, composition, whole=True, shared=True) as lower:
+        tree = make_tree(lower, mount.view)
+        key = key_of(tree, options)
+
+        def fill(new: NewFile) -> tuple[str, int]:
+            with opening.progress.shards("writing", len(lower)) as on_shard:
+                size = write_image(tree, new.fd, options._replace(key=key), on_shard).size
+            if not opening.quiet:
+                advice.extend(hints(lower, mount.tree, writable=False))
+            return KINDS[0], size
+
+        try:
+            return file_cache.cache().make(key, KINDS, fill)
+        except NoRoom as error:
+            raise CannotServe(f"its image does not fit into the cache: {error}") from None
+
+
+def _quick_key(mount: MountOptions, shards: Sequence[Shard], options: ImageOptions) -> str | None:
+    """Return the key of the image, if it follows from the fingerprints of the shards alone; else None."""
+    tree, tolerance = mount.tree, mount.opening.tolerance
+    is_plain = tree.composition.is_plain and not any(shard.without or shard.index_file for shard in shards)
+    if not is_plain or tolerance.strict:
+        return None
+    try:
+        states = [(shard.key, shard.name, Fingerprint.at(shard.path)) for shard in shards]
+    except ShardError:
+        return None  # opening the set decides what that means
+    return _key(states, (tree.layout, tree.names, tolerance.allow_missing), options)
+
+
+def key_of(tree: LowerTree, options: ImageOptions) -> str:
+    """Return a key that differs for every other image: other shards or options, changed shards, another version.
+
+    An image of damaged shards is not found by `_quick_key`, so that each mount warns of the damage.
+    """
+    lower, view = tree.lower, tree.view
+    states = [(shard.key, shard.name, lower.fingerprint(number)) for number, shard in enumerate(lower.shards)]
+    sources = () if lower.plain is lower else lower.sources
+    read = [(shard.path, below.fingerprint(at)) for below in sources for at, shard in enumerate(below.shards)]
+    is_damaged = next(lower.known_damage(), None) is not None
+    return _key(states, (view.layout, view.names, view.partial), options, read, is_damaged=is_damaged)
+
+
+def _key(
+    states: Sequence[tuple[bytes, bytes, Fingerprint]],
+    view: tuple[str, str, bool],
+    options: ImageOptions,
+    read: Sequence[tuple[bytes, Fingerprint]] = (),
+    *,
+    is_damaged: bool = False,
+) -> str:
+    # The version, because a later one may show the same shards with other names.
+    text = repr((__version__, erofs_header.LAYOUT, options, view, states, [*read], is_damaged))
+    return hashlib.blake2b(text.encode(errors="surrogateescape"), digest_size=16).hexdigest()
 
 
 # --- live mounts

@@ -32,6 +32,7 @@ Reference = TypeVar("Reference", int, Ints)
 
 _WORDS_MAX = 8  # of eight bytes: longer names are sorted one directory at a time
 _PER_SLOT = SLOT // 4  # words
+_LOW = 0xFFFFFFFF  # the low word
 _DOTS = np.frombuffer(b"..", np.uint8)
 
 
@@ -163,55 +164,43 @@ def chunk_words(device: Ints, block: Ints) -> Words:
     return words
 
 
-class Inodes:
-    """The inodes of a table, encoded together.
+def inode_words(
+    table: Table,
+    size: Ints,
+    nids: Ints,
+    extended: Marks,
+    content: Ints,
+    address: Ints,
+    owner: Sequence[int],
+    epoch: int,
+) -> tuple[Words, Words]:
+    """Return the inodes of a table: the short ones, eight words each, and the long ones, sixteen words each.
 
-    `size` is in bytes, `content` is PLAIN, INLINE or CHUNKS, `address` the first block or the bits of the chunks,
-    `extended` says which have the long form.
+    `size` is in bytes, `extended` says which have the long form, `content` is PLAIN, INLINE or CHUNKS, `address`
+    the first block or the bits of the chunks. Times of short inodes count from `epoch` (seconds).
     """
+    form = extended.astype(np.int64) | content << 1
+    address = np.where(content == CHUNKS, address | erofs_header.WITH_INDEXES, address)
+    seconds, nanoseconds = np.divmod(table.mtime_ns, 10**9)
+    both = (owner[0] | owner[1] << 16) & _LOW
+    short = _rows(
+        *(~extended, erofs_header.COMPACT_SIZE),
+        *(form, table.mode | table.links << 16, size, seconds - epoch, address, nids & _LOW, both),
+    )
+    long = _rows(
+        *(extended, erofs_header.EXTENDED_SIZE),
+        *(form, table.mode, size & _LOW, size >> 32, address, nids & _LOW, owner[0], owner[1]),
+        *(seconds & _LOW, seconds >> 32 & _LOW, nanoseconds, table.links),
+    )
+    return short, long
 
-    def __init__(
-        self,
-        table: Table,
-        size: Ints,
-        nids: Ints,
-        extended: Marks,
-        content: Ints,
-        address: Ints,
-        owner: tuple[int, int],
-    ) -> None:
-        self.extended, self.owner, self.size, self.number = extended, owner, size, nids
-        self.mode, self.links = table.mode, table.links
-        self.format = extended.astype(np.int64) | content << 1
-        self.address = np.where(content == CHUNKS, address | erofs_header.WITH_INDEXES, address)
-        self.seconds, self.nanoseconds = np.divmod(table.mtime_ns, 10**9)
 
-    def compact(self, epoch: int) -> Words:
-        """Return the short inodes, eight words each, with times that count from `epoch` (seconds)."""
-        at = ~self.extended
-        words = np.zeros((int(at.sum()), erofs_header.COMPACT_SIZE // 4), np.uint32)
-        words[:, 0] = self.format[at]
-        words[:, 1] = self.mode[at] | self.links[at] << 16
-        words[:, 2] = self.size[at]
-        words[:, 3] = self.seconds[at] - epoch
-        words[:, 4] = self.address[at]
-        words[:, 5] = self.number[at] & 0xFFFFFFFF
-        words[:, 6] = self.owner[0] | self.owner[1] << 16 if len(words) else 0
-        return words
-
-    def long(self) -> Words:
-        """Return the long inodes, sixteen words each."""
-        at = self.extended
-        words = np.zeros((int(at.sum()), erofs_header.EXTENDED_SIZE // 4), np.uint32)
-        words[:, 0] = self.format[at]
-        words[:, 1] = self.mode[at]
-        words[:, 2], words[:, 3] = self.size[at] & 0xFFFFFFFF, self.size[at] >> 32
-        words[:, 4] = self.address[at]
-        words[:, 5] = self.number[at] & 0xFFFFFFFF
-        words[:, 6], words[:, 7] = self.owner
-        words[:, 8], words[:, 9] = self.seconds[at] & 0xFFFFFFFF, self.seconds[at] >> 32 & 0xFFFFFFFF
-        words[:, 10], words[:, 11] = self.nanoseconds[at], self.links[at]
-        return words
+def _rows(at: Marks, size: int, *columns: Ints | int) -> Words:
+    """Return columns as rows of `size` bytes, where `at` is set."""
+    words = np.zeros((int(at.sum()), size // 4), np.uint32)
+    for number, column in enumerate(columns):
+        words[:, number] = column if isinstance(column, int) else column[at]
+    return words
 
 
 # --- a part of an image
@@ -235,10 +224,11 @@ def lay_out(
     nids = (first_block - metadata) * SLOTS_PER_BLOCK + plan.slot
     if first_block + plan.blocks > erofs_header.BLOCKS_MAX:
         raise ImageError("the image would have more than 2 TiB; make several images")
-    inodes = Inodes(table, size, nids, extended, plan.content, plan.addresses(first_block), owner)
+    epoch, addresses = times.epoch_ns // 10**9, plan.addresses(first_block)
+    short, long = inode_words(table, size, nids, extended, plan.content, addresses, owner, epoch)
     words = np.zeros(plan.blocks * BLOCK // 4, np.uint32)
-    _put_rows(words, plan.slot[~extended] * _PER_SLOT, inodes.compact(times.epoch_ns // 10**9))
-    _put_rows(words, plan.slot[extended] * _PER_SLOT, inodes.long())
+    _put_rows(words, plan.slot[~extended] * _PER_SLOT, short)
+    _put_rows(words, plan.slot[extended] * _PER_SLOT, long)
     tails = plan.slot * SLOT + plan.inode_size  # bytes from the start of the part
     plain = np.flatnonzero(plan.one_chunk)
     _put_rows(words, tails[plain] // 4, chunk_words(table.device[plain], table.block[plain]))
@@ -263,10 +253,10 @@ def lay_out_directories(table: Table, nids: Ints, first_block: int, owner: tuple
     ends = np.cumsum(blocks_of_all(listings.size))
     begins = ends - blocks_of_all(listings.size)
     extended, content = np.ones(len(nids), bool), np.full(len(nids), erofs_header.PLAIN, np.int64)
-    inodes = Inodes(table, listings.size, nids, extended, content, first_block + begins, owner)
+    _, inodes = inode_words(table, listings.size, nids, extended, content, first_block + begins, owner, 0)
     words = np.zeros(int(ends[-1]) * BLOCK // 4, np.uint32)
     listings.write(words, begins * BLOCK, resolved(names.child, nids))
-    return inodes.long(), words.view(np.uint8)
+    return inodes, words.view(np.uint8)
 
 
 def _put_rows(words: Words, places: Ints, rows: Words) -> None:

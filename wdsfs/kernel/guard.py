@@ -37,7 +37,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -82,6 +82,7 @@ class Guarded(mount_registry.Registration):
     device: int
     base: str
     trusting: bool
+    superblocks: list[str] = field(default_factory=list)  # for earlier releases, which require it
 
     def is_of(self, mount: MountPoint) -> bool:
         """Return True if this guard guards, or has guarded, this mount. The image may have been removed."""

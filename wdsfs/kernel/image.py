@@ -89,7 +89,7 @@ def write_image(tree: LowerTree, fd: int, options: ImageOptions, on_shard: OnSha
     root = put_tree(tree, image, ContentPlaces(devices, missing), on_shard)
     _refuse_changed(sources)
     if _set(tree.lower, options) != shown:
-        raise StaleShard("label files have changed while the image was made; run the command again")
+        raise StaleShard("tables have changed while the image was made; run the command again")
     manifest = Manifest(
         [_device(path, known, options.base) for path, known in sources],
         *(tree.view.layout, tree.view.names, options.merge, False),
@@ -269,13 +269,11 @@ class OpenDirectories:
             nid = self._nids[key] = self._image.reserve()
         return nid
 
-    def is_described(self, nid: int) -> bool:
-        """Return True if the attributes of a directory are known."""
-        return nid in self._described
-
-    def describe(self, nid: int, node: Node, parent: int) -> None:
-        """Set the attributes of a directory, and its parent."""
-        self._described[nid] = node, parent
+    def describe(self, nid: int, node: Node, parent: int) -> bool:
+        """Set attributes and parent of a directory, unless they are known; return True if they were not."""
+        is_new = nid not in self._described
+        self._described.setdefault(nid, (node, parent))
+        return is_new
 
     def add(self, names: Outside) -> None:
         """Add names to directories."""
@@ -383,10 +381,9 @@ class _Shards:
             if directories is None:
                 continue
             nid = outside[folder] = directories.reserve(folder if path is None else path)
-            if not directories.is_described(nid):
-                holder = int(shown.named.folder_holder[folder])
-                parent = self._root if holder < 0 else int(outside[holder])
-                directories.describe(nid, shown.folders[folder], parent)
+            holder = int(shown.named.folder_holder[folder])
+            parent = self._root if holder < 0 else int(outside[holder])
+            if directories.describe(nid, shown.folders[folder], parent):
                 new.append(folder)
         below = np.array([folder for folder in new if folder], np.int64)
         kinds = np.full(len(below), erofs_header.DIRECTORY_ENTRY, np.int64)

@@ -150,7 +150,7 @@ class KernelMount(LiveMount):
     """
 
     engine = mount_registry.KERNEL
-    has_hidden_directory = has_attributes = False
+    has_attributes = False
 
     def __init__(self, mount: MountPoint, guard: Guarded | None) -> None:
         super().__init__(os.fsdecode(mount.path), guard)
@@ -209,9 +209,6 @@ class KernelMount(LiveMount):
             f"{self.mountpoint}: an earlier wdsfs mounted its overlay by the kernel, and this wdsfs can only "
             f"unmount. The changes are kept: wdsfs umount {place}, then mount the SHARDS with --overlay {overlay}"
         )
-
-    def lower(self) -> NoReturn:
-        raise self._of_earlier_release()
 
     def frozen(self) -> NoReturn:
         raise self._of_earlier_release()

@@ -90,14 +90,11 @@ class ContentPlaces:
             except CorruptShard:
                 if content.held is None or self._missing is None:
                     raise
-                return self._unreadable(content, self._missing)
+                # A file that is made of damaged data: reading it fails, as on a mount.
+                bits = _bits_of_small_chunks(content.size)
+                count = -(-content.size // (BLOCK << bits))
+                return Chunks(bits, np.full(count, self._missing, np.int64), np.zeros(count, np.int64))
         return self._chunks(content, pieces, self._device(content.file.path))
-
-    def _unreadable(self, content: Content, missing: int) -> Chunks:
-        """Return a file that is made of damaged data: reading it fails, as on a mount."""
-        bits = _bits_of_small_chunks(content.size)
-        count = -(-content.size // (BLOCK << bits))
-        return Chunks(bits, np.full(count, missing, np.int64), np.zeros(count, np.int64), b"")
 
     def _chunks(self, content: Content, pieces: Pieces, device: DeviceFile) -> Chunks:
         bits = _chunk_bits(content, pieces)

@@ -28,18 +28,16 @@ log = logging.getLogger(__name__)
 LEFT, READY, GONE = b"-", b"+", b"."  # from the daemon to the process that waits for it
 Leave = Callable[[Path | None], None]
 ALIVE_SECONDS = 0.2  # interval at which that process checks that the daemon still runs
-# Variables with paths, and the separator of several paths. Processes of a mount read them later: libraries in the
-# fetcher, which may be restarted, read the variables of stores.
-PATH_VARIABLES = {
-    **dict.fromkeys(("HOME", "TMPDIR", "SSL_CERT_FILE"), ""),
-    **dict.fromkeys(("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE", "AWS_WEB_IDENTITY_TOKEN_FILE"), ""),
-    **dict.fromkeys(("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", "AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE"), ""),
-    **dict.fromkeys(("GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_SERVICE_ACCOUNT"), ""),
-    **dict.fromkeys(("GOOGLE_SERVICE_ACCOUNT_PATH", "AZURE_FEDERATED_TOKEN_FILE"), ""),
-    **dict.fromkeys(("HF_HOME", "HF_TOKEN_PATH"), ""),
-    "SSL_CERT_DIR": os.pathsep,
-}
-PATH_SETTINGS = {"INDEX_DIR": "", "CACHE_DIR": "", "INDEX_FILE": "\n"}
+# Variables with paths. Processes of a mount read them later: libraries in the fetcher, which may be restarted,
+# read the variables of stores.
+PATH_VARIABLES = (
+    *("HOME", "TMPDIR", "SSL_CERT_FILE", "SSL_CERT_DIR", "AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"),
+    *("AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", "AWS_CA_BUNDLE"),
+    *("REQUESTS_CA_BUNDLE", "GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_SERVICE_ACCOUNT"),
+    *("GOOGLE_SERVICE_ACCOUNT_PATH", "AZURE_FEDERATED_TOKEN_FILE", "HF_HOME", "HF_TOKEN_PATH"),
+)
+PATH_SETTINGS = ("INDEX_DIR", "CACHE_DIR", "INDEX_FILE")
+_SEPARATORS = {"SSL_CERT_DIR": os.pathsep, "INDEX_FILE": "\n"}  # of several paths
 LOG_BYTES = 4 << 20  # from this size on a mount begins a new log and keeps the old one
 
 
@@ -164,22 +162,19 @@ def _leave_terminal(log_file: Path | None, sender: int) -> None:
 
 def _make_paths_absolute() -> None:
     """Make relative paths in variables and settings absolute, for all processes of the mount."""
-    for name, separator in PATH_VARIABLES.items():
-        value = os.environ.get(name)
-        if value:
-            os.environ[name] = _anchored_paths(value, separator)
-    for name, separator in PATH_SETTINGS.items():
-        value = setting(name)
-        if value:
-            shared_settings.choose(name, _anchored_paths(value, separator))
+    for name in PATH_VARIABLES:
+        if value := os.environ.get(name):
+            os.environ[name] = _anchored(value, _SEPARATORS.get(name))
+    for name in PATH_SETTINGS:
+        if value := setting(name):
+            shared_settings.choose(name, _anchored(value, _SEPARATORS.get(name)))
 
 
-def _anchored_paths(text: str, separator: str) -> str:
-    return separator.join(map(_anchored, text.split(separator))) if separator else _anchored(text)
-
-
-def _anchored(path: str) -> str:
-    return path if not path or path.startswith("~") or is_url(path) else os.path.abspath(path)
+def _anchored(text: str, separator: str | None) -> str:
+    paths = text.split(separator) if separator else [text]
+    return (separator or "").join(
+        path if not path or path.startswith("~") or is_url(path) else os.path.abspath(path) for path in paths
+    )
 
 
 def notify_systemd(message: str) -> None:

@@ -17,10 +17,10 @@ import shlex
 import shutil
 import stat
 import subprocess
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from wdsfs import __version__, host, mount_table, trust
 from wdsfs.door import urls
@@ -38,31 +38,42 @@ LITTLE_SPACE = 1 << 28  # bytes; the index of some ten million members, by the s
 FEW_FILES = 4096  # open files; many machines start a shell with 1024, which it may raise
 
 
-def diagnose(place: str | None = None, index_dir: str | None = None) -> list[MachineFinding]:
-    """Return the findings of all checks, and the finding about a mount point `place`, if any.
+class Verdict(NamedTuple):
+    """The result of a check, as in a `MachineFinding`."""
 
-    Without `index_dir` it checks the default: WDSFS_INDEX_DIR, else the cache directory.
-    """
-    findings = [
-        check_device(),
-        check_privileges(),
-        check_fusermount(),
-        check_library(),
-        check_kernel(),
-        check_allow_other(),
-        check_open_files(),
-        check_index_directory(Path(index_dir or setting("INDEX_DIR") or host.cache_dir())),
-        check_runtime_directory(),
-        check_log_directory(host.state_dir()),
-    ]
-    if place is not None:
-        findings.append(check_mountpoint(place))
-    return findings
+    level: Literal["ok", "warn", "fail"]
+    detail: str
+    remedy: str = ""
+
+
+def diagnose(place: str | None = None) -> list[MachineFinding]:
+    """Return the findings of all checks of FUSE, and the finding about a mount point `place`, if any."""
+    return [*_diagnose_fuse(), *_diagnose_mountpoint(place)]
+
+
+def _diagnose_fuse() -> list[MachineFinding]:
+    verdicts = {
+        "/dev/fuse": check_device(),
+        "privileges": check_privileges(),
+        "fusermount3": check_fusermount(),
+        "libfuse": check_library(),
+        "kernel": check_kernel(),
+        ALLOW_OTHER: check_allow_other(),
+        "open files": check_open_files(),
+        "index directory": check_index_directory(Path(setting("INDEX_DIR") or host.cache_dir())),
+        "runtime directory": check_runtime_directory(),
+        "log directory": check_log_directory(host.state_dir()),
+    }
+    return [MachineFinding(name, *verdict) for name, verdict in verdicts.items()]
+
+
+def _diagnose_mountpoint(place: str | None) -> list[MachineFinding]:
+    return [] if place is None else [MachineFinding(f"mount point {place}", *check_mountpoint(place))]
 
 
 def diagnose_engines(place: str | None) -> list[MachineFinding]:
     """Return the findings about FUSE, the kernel and a mount point."""
-    return [*diagnose(), _check_kernel_engine(), *([] if place is None else [check_mountpoint(place)])]
+    return [*_diagnose_fuse(), _check_kernel_engine(), *_diagnose_mountpoint(place)]
 
 
 def _check_kernel_engine() -> MachineFinding:
@@ -151,14 +162,13 @@ def _shown_mount(mount: Mapping[str, Any]) -> dict[str, Any]:
 # -- FUSE ----------------------------------------------------------------------------------------------------
 
 
-def check_device(device: str = "/dev/fuse") -> MachineFinding:
+def check_device(device: str = "/dev/fuse") -> Verdict:
     """Check that the device exists and can be opened for reading and writing."""
-    name = device
     try:
         os.close(os.open(device, os.O_RDWR | os.O_CLOEXEC))
     except OSError as error:
-        return MachineFinding(name, "fail", os.strerror(error.errno or 0), _device_remedy(error, device))
-    return MachineFinding(name, "ok", "can be opened")
+        return Verdict("fail", os.strerror(error.errno or 0), _device_remedy(error, device))
+    return Verdict("ok", "can be opened")
 
 
 def _device_remedy(error: OSError, device: str) -> str:
@@ -170,29 +180,28 @@ def _device_remedy(error: OSError, device: str) -> str:
     return f"sudo chmod 0666 {shlex.quote(device)}    (that is its usual mode: it gives access to no data)"
 
 
-def check_privileges(status: str = "/proc/self/status") -> MachineFinding:
+def check_privileges(status: str = "/proc/self/status") -> Verdict:
     """Check that this process, or fusermount3, has the right to mount, which a container may take away."""
-    name = "privileges"
     try:
         fields = dict(line.split(":", 1) for line in Path(status).read_text().splitlines() if ":" in line)
     except OSError:
-        return MachineFinding(name, "warn", f"unknown: {status} cannot be read")
+        return Verdict("warn", f"unknown: {status} cannot be read")
     inside = container()
     remedy = _CONTAINER_REMEDIES.get(inside, _CONTAINER_REMEDIES["docker"])
     if os.geteuid() == 0:
         if not _has_capability(fields, "CapEff"):
-            return MachineFinding(name, "fail", "root, but without CAP_SYS_ADMIN", remedy)
-        return MachineFinding(name, "ok", "root with CAP_SYS_ADMIN")
+            return Verdict("fail", "root, but without CAP_SYS_ADMIN", remedy)
+        return Verdict("ok", "root with CAP_SYS_ADMIN")
     if not _has_capability(fields, "CapBnd"):
-        return MachineFinding(name, "fail", "CAP_SYS_ADMIN is out of reach here, even for fusermount3", remedy)
+        return Verdict("fail", "CAP_SYS_ADMIN is out of reach here, even for fusermount3", remedy)
     if fields.get("NoNewPrivs", "0").strip() == "1":
         how = (
             remedy
             if inside
             else "remove NoNewPrivileges= and the settings that imply it from the unit (docs/how-to/boot.md)"
         )
-        return MachineFinding(name, "fail", "no_new_privs is set: fusermount3 cannot become root", how)
-    return MachineFinding(name, "ok", "setuid programs can get CAP_SYS_ADMIN")
+        return Verdict("fail", "no_new_privs is set: fusermount3 cannot become root", how)
+    return Verdict("ok", "setuid programs can get CAP_SYS_ADMIN")
 
 
 def _has_capability(fields: Mapping[str, str], which: str) -> bool:
@@ -204,28 +213,27 @@ _NAME_REMEDY = (
 )
 
 
-def check_fusermount(program: str | None = None) -> MachineFinding:
+def check_fusermount(program: str | None = None) -> Verdict:
     """Check that fusermount3, which mounts for users, exists and is setuid root. Root does not need it."""
-    name = "fusermount3"
     needed = os.geteuid() != 0
-    program = program or host.program(name)
+    program = program or host.program("fusermount3")
     if program is None:
         detail = "not found" if needed else "not found; root does not need it"
-        return MachineFinding(name, "fail" if needed else "ok", detail, "sudo apt install fuse3" if needed else "")
+        return Verdict("fail" if needed else "ok", detail, "sudo apt install fuse3" if needed else "")
     if needed and trust.user_name(os.geteuid()) == str(os.geteuid()):
         detail = f"the user number {os.geteuid()} has no name, which {program} needs"
-        return MachineFinding(name, "fail", detail, _NAME_REMEDY.format(user=os.geteuid(), group=os.getegid()))
+        return Verdict("fail", detail, _NAME_REMEDY.format(user=os.geteuid(), group=os.getegid()))
     status = os.stat(program)
     shown = f"{program}, version {host.version_text(fusermount_version(program))}"
     if needed and not (status.st_mode & stat.S_ISUID and status.st_uid == 0):
         quoted = shlex.quote(program)
-        return MachineFinding(name, "fail", f"{shown}, is not setuid root", f"sudo chmod u+s {quoted}")
+        return Verdict("fail", f"{shown}, is not setuid root", f"sudo chmod u+s {quoted}")
     if needed and os.statvfs(program).f_flag & os.ST_NOSUID:
         mount = mount_table.mount_of(program)
         where = "/" if mount is None else shlex.quote(os.fsdecode(mount.path))
         detail = f"{shown}, cannot become root, because its file system is mounted nosuid"
-        return MachineFinding(name, "fail", detail, f"sudo mount -o remount,suid {where}")
-    return MachineFinding(name, "ok", shown)
+        return Verdict("fail", detail, f"sudo mount -o remount,suid {where}")
+    return Verdict("ok", shown)
 
 
 def fusermount_version(program: str = "fusermount3") -> tuple[int, ...]:
@@ -237,14 +245,13 @@ def fusermount_version(program: str = "fusermount3") -> tuple[int, ...]:
     return host.kernel_version(said.rpartition(":")[2].strip())
 
 
-def check_library() -> MachineFinding:
+def check_library() -> Verdict:
     """Check that the Python binding can be loaded, and libfuse with it."""
-    name = "libfuse"
     try:
         import pyfuse3
     except ImportError as error:
-        return MachineFinding(name, "fail", f"pyfuse3 cannot be loaded: {error}", "sudo apt install fuse3")
-    return MachineFinding(name, "ok", f"{_libfuse_version(pyfuse3.__file__)}, by pyfuse3 {pyfuse3.__version__}")
+        return Verdict("fail", f"pyfuse3 cannot be loaded: {error}", "sudo apt install fuse3")
+    return Verdict("ok", f"{_libfuse_version(pyfuse3.__file__)}, by pyfuse3 {pyfuse3.__version__}")
 
 
 def _libfuse_version(extension: str) -> str:
@@ -257,19 +264,17 @@ def _libfuse_version(extension: str) -> str:
         return "version unknown"
 
 
-def check_allow_other(conf: str = "/etc/fuse.conf") -> MachineFinding:
+def check_allow_other(conf: str = "/etc/fuse.conf") -> Verdict:
     """Check that this user may use `-o allow_other`. Root always may."""
-    name = ALLOW_OTHER
     if os.geteuid() == 0:
-        return MachineFinding(name, "ok", "root may use it")
+        return Verdict("ok", "root may use it")
     try:
         lines = Path(conf).read_text(errors="replace").splitlines()
     except OSError:
         lines = []
     if "user_allow_other" in (line.partition("#")[0].strip() for line in lines):
-        return MachineFinding(name, "ok", f"allowed by {conf}")
-    return MachineFinding(
-        name,
+        return Verdict("ok", f"allowed by {conf}")
+    return Verdict(
         "warn",
         f"user_allow_other is not set in {conf}: only you can read your mounts",
         f"echo user_allow_other | sudo tee -a {shlex.quote(conf)}    (only if other users should read them)",
@@ -286,77 +291,75 @@ _KERNEL_FEATURES: Mapping[tuple[int, ...], str] = {
 }
 
 
-def check_kernel(version: tuple[int, ...] | None = None) -> MachineFinding:
+def check_kernel(version: tuple[int, ...] | None = None) -> Verdict:
     """List the features of this kernel's version. A mount needs none of them, so the check never fails."""
     version = host.kernel_version() if version is None else version
     features = [
         what if version >= since else f"not yet ({host.version_text(since)}): {what}"
         for since, what in _KERNEL_FEATURES.items()
     ]
-    return MachineFinding("kernel", "ok", f"{host.version_text(version)}: {'; '.join(features)}")
+    return Verdict("ok", f"{host.version_text(version)}: {'; '.join(features)}")
 
 
-def check_open_files(limits: tuple[int, int] | None = None) -> MachineFinding:
+def check_open_files(limits: tuple[int, int] | None = None) -> Verdict:
     """Check the limit of open files, soft and hard. A mount raises the soft limit itself."""
     soft, hard = limits or resource.getrlimit(resource.RLIMIT_NOFILE)
     shown = f"{_limit(soft)} (can be raised to {_limit(hard)})" if soft != hard else _limit(soft)
     if hard != resource.RLIM_INFINITY and hard < FEW_FILES:
         remedy = "echo '* hard nofile 65536' | sudo tee /etc/security/limits.d/nofile.conf    (then log in again)"
-        return MachineFinding("open files", "warn", shown, remedy)
-    return MachineFinding("open files", "ok", shown)
+        return Verdict("warn", shown, remedy)
+    return Verdict("ok", shown)
 
 
 def _limit(value: int) -> str:
     return "unlimited" if value == resource.RLIM_INFINITY else f"{value:,}"
 
 
-def check_index_directory(directory: Path, free: int | None = None) -> MachineFinding:
+def check_index_directory(directory: Path, free: int | None = None) -> Verdict:
     """Check that the index directory is writable, on a local file system, with space left (`free` bytes)."""
-    name = "index directory"
     quoted = shlex.quote(str(directory))
     place = _nearest_existing(directory)
     unsafe = _unsafe(directory)
     if unsafe is not None:
-        return MachineFinding(name, "warn", f"{unsafe[0]}: the index goes to /var/tmp instead", unsafe[1])
+        return Verdict("warn", f"{unsafe[0]}: the index goes to /var/tmp instead", unsafe[1])
     if not place.is_dir():
         detail = f"{place} is not a directory: each mount would index all shards again"
-        return MachineFinding(name, "warn", detail, "wdsfs mount --index-dir DIR ..., or set WDSFS_INDEX_DIR")
+        return Verdict("warn", detail, "wdsfs mount --index-dir DIR ..., or set WDSFS_INDEX_DIR")
     if not os.access(place, os.W_OK | os.X_OK):
         is_there = place == directory
         result = "each mount would index all shards again" if is_there else "the index goes to /var/tmp instead"
         remedy = "wdsfs mount --index-dir DIR ..., or set WDSFS_INDEX_DIR"
-        return MachineFinding(name, "warn", f"{place} is not writable: {result}", remedy)
+        return Verdict("warn", f"{place} is not writable: {result}", remedy)
     fstype = mount_table.filesystem_type(directory)
     if mount_table.is_network(fstype):
         detail = f"{directory} is on a network file system ({fstype}): the index goes to /var/tmp instead"
-        return MachineFinding(name, "warn", detail, "set WDSFS_INDEX_DIR to a directory on a local disk")
+        return Verdict("warn", detail, "set WDSFS_INDEX_DIR to a directory on a local disk")
     free = shutil.disk_usage(place).free if free is None else free
     shown = f"{directory} ({fstype or 'unknown file system'}, {bytes_text(free)} free)"
     if free < LITTLE_SPACE:
-        return MachineFinding(name, "warn", shown, f"make room, or set WDSFS_INDEX_DIR; see: du -sh {quoted}")
-    return MachineFinding(name, "ok", shown)
+        return Verdict("warn", shown, f"make room, or set WDSFS_INDEX_DIR; see: du -sh {quoted}")
+    return Verdict("ok", shown)
 
 
-def check_runtime_directory() -> MachineFinding:
+def check_runtime_directory() -> Verdict:
     """Check the place of control sockets, which `mount`, `status` and `umount` need."""
-    name = "runtime directory"
     try:
-        return MachineFinding(name, "ok", str(host.runtime_dir(create=False)))
+        return Verdict("ok", str(host.runtime_dir(create=False)))
     except MountError as error:
         remedy = f"sudo rm -r /tmp/wdsfs-{os.geteuid()}, or set XDG_RUNTIME_DIR to a directory of your own"
-        return MachineFinding(name, "fail", str(error), remedy)
+        return Verdict("fail", str(error), remedy)
 
 
-def check_log_directory(directory: Path) -> MachineFinding:
+def check_log_directory(directory: Path) -> Verdict:
     """Check the place of logs. If it cannot be used, they go to the runtime directory."""
-    name, place = "log directory", _nearest_existing(directory)
+    place = _nearest_existing(directory)
     unsafe = _unsafe(directory)
     if unsafe is not None:
-        return MachineFinding(name, "warn", f"{unsafe[0]}: logs go to the runtime directory", unsafe[1])
+        return Verdict("warn", f"{unsafe[0]}: logs go to the runtime directory", unsafe[1])
     if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
         detail = f"{place} is not writable: logs go to the runtime directory"
-        return MachineFinding(name, "warn", detail, "set XDG_STATE_HOME to a directory of your own")
-    return MachineFinding(name, "ok", str(directory))
+        return Verdict("warn", detail, "set XDG_STATE_HOME to a directory of your own")
+    return Verdict("ok", str(directory))
 
 
 def _unsafe(directory: Path) -> tuple[str, str] | None:
@@ -387,43 +390,38 @@ def _nearest_existing(path: Path) -> Path:
 # -- a mount point -------------------------------------------------------------------------------------------
 
 
-def check_mountpoint(path: str) -> MachineFinding:
+def check_mountpoint(path: str) -> Verdict:
     """Check if `path` can be a mount point, or is a mount, by the rules of `mount` and fusermount3."""
-    name = f"mount point {path}"
     place = canonical(path)
     try:
         obstacle = mount_search.obstacle(place)
     except MountError as error:  # without a runtime directory, which has a finding of its own
-        return MachineFinding(name, "warn", "cannot be checked without a runtime directory", str(error))
+        return Verdict("warn", "cannot be checked without a runtime directory", str(error))
     if obstacle is not None and obstacle.mounted:
-        return _check_mounted(name, place)
+        return _check_mounted(place)
     if obstacle is not None:
         remedy = obstacle.remedy or f"choose another directory; see: ls -ld {shlex.quote(path)}"
-        return MachineFinding(name, "fail", obstacle.text, remedy)
+        return Verdict("fail", obstacle.text, remedy)
     if os.geteuid() != 0:
         problem = _user_problem(path, os.stat(path))
         if problem:
-            return MachineFinding(name, "fail", *problem)
+            return Verdict("fail", *problem)
         if confined(path):
             detail = "AppArmor's profile of fusermount3 may not let a user mount here"
-            return MachineFinding(
-                name, "warn", detail, "mount below your home, or see AppArmor in docs/how-to/boot.md"
-            )
-    return MachineFinding(name, "ok", f"an empty directory ({mount_table.filesystem_type(path)})")
+            return Verdict("warn", detail, "mount below your home, or see AppArmor in docs/how-to/boot.md")
+    return Verdict("ok", f"an empty directory ({mount_table.filesystem_type(path)})")
 
 
-def _check_mounted(name: str, place: str) -> MachineFinding:
+def _check_mounted(place: str) -> Verdict:
     """Return the finding about a mount of wdsfs that answers."""
     mount = mount_search.find_mount(place)
     if mount is None or mount.registration is None:
-        return MachineFinding(
-            name, "ok", "a mount of wdsfs by another user, in another session or by mount(8) answers here"
-        )
+        return Verdict("ok", "a mount of wdsfs by another user, in another session or by mount(8) answers here")
     state = mount.report()["state"]
     here = f"wdsfs is mounted here, {state}"
     if mount.is_alive and state != SILENT:
-        return MachineFinding(name, "ok", f"{here} (process {mount.registration.pid})")
-    return MachineFinding(name, "warn", f"{here}, but its process has ended or does not answer", mount.remedy)
+        return Verdict("ok", f"{here} (process {mount.registration.pid})")
+    return Verdict("warn", f"{here}, but its process has ended or does not answer", mount.remedy)
 
 
 def _user_problem(path: str, status: os.stat_result) -> tuple[str, str] | None:
@@ -463,28 +461,17 @@ _CONTAINER_REMEDIES = {
 
 def container(root: str = "/", environ: Mapping[str, str] | None = None) -> str:
     """Return the kind of container in which this process seems to run, or ""."""
-    environ = os.environ if environ is None else environ
-    for kind, is_inside in _CONTAINER_SIGNS.items():
-        if is_inside(Path(root), environ):
-            return kind
-    return ""
-
-
-# The most specific first: Kubernetes and Apptainer leave the signs of other kinds, too.
-_CONTAINER_SIGNS: Mapping[str, Callable[[Path, Mapping[str, str]], bool]] = {
-    "kubernetes": lambda root, environ: "KUBERNETES_SERVICE_HOST" in environ,
-    "apptainer": lambda root, environ: "APPTAINER_CONTAINER" in environ or "SINGULARITY_CONTAINER" in environ,
-    "podman": lambda root, environ: (root / "run/.containerenv").exists(),
-    "docker": lambda root, environ: (root / ".dockerenv").exists() or _in_control_group(root, "docker"),
-    "container": lambda root, environ: environ.get("container", "") != "" or _in_control_group(root, "lxc"),
-}
-
-
-def _in_control_group(root: Path, word: str) -> bool:
-    try:
-        return word in (root / "proc/1/cgroup").read_text(errors="replace")
-    except OSError:
-        return False
+    environ, top, group = os.environ if environ is None else environ, Path(root), ""
+    with contextlib.suppress(OSError):
+        group = (top / "proc/1/cgroup").read_text(errors="replace")
+    signs = {  # the most specific first: Kubernetes and Apptainer leave the signs of other kinds, too
+        "kubernetes": "KUBERNETES_SERVICE_HOST" in environ,
+        "apptainer": "APPTAINER_CONTAINER" in environ or "SINGULARITY_CONTAINER" in environ,
+        "podman": (top / "run/.containerenv").exists(),
+        "docker": (top / ".dockerenv").exists() or "docker" in group,
+        "container": bool(environ.get("container")) or "lxc" in group,
+    }
+    return next((kind for kind, is_inside in signs.items() if is_inside), "")
 
 
 # --- a store -----------------------------------------------------------------------------------------------
@@ -505,8 +492,15 @@ def _findings_of(url: urls.Url, facts: dict[str, Any]) -> Iterator[MachineFindin
     yield _reached(url, facts)
     if facts["credentials"] is not None:
         yield MachineFinding("credentials", "ok", facts["credentials"])
-    if facts["ranges"] is not None:
-        yield _ranges(facts["ranges"])
+    if facts["ranges"]:
+        yield MachineFinding("ranges", "ok", "work: a read fetches only the bytes that it needs")
+    elif facts["ranges"] is not None:
+        yield MachineFinding(
+            "ranges",
+            "warn",
+            "the server sends only whole objects: the first read of a shard fetches all of it",
+            "fetch the shards first (wdsfs fetch), with enough room in the cache (--cache-size)",
+        )
     if facts["conditions"] is not None:
         works = "work: the store does not send a replaced object"
         ignored = "ignored by the server, so wdsfs compares each answer with the known object"
@@ -538,14 +532,3 @@ def _address(url: urls.Url) -> str:
     if url.scheme in urls.BUCKETS:
         return f"{_ADDRESS}; for a store of your own: --store-option {url.store}:endpoint=https://..."
     return _ADDRESS
-
-
-def _ranges(work: bool) -> MachineFinding:
-    if work:
-        return MachineFinding("ranges", "ok", "work: a read fetches only the bytes that it needs")
-    return MachineFinding(
-        "ranges",
-        "warn",
-        "the server sends only whole objects: the first read of a shard fetches all of it",
-        "fetch the shards first (wdsfs fetch), with enough room in the cache (--cache-size)",
-    )

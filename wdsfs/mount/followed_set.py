@@ -270,8 +270,10 @@ class Hints:
 class Growth:
     """The current set of a mount, `served`, and its growth: expands SHARDS again, relative to `directory`.
 
-    New shards may appear in `directories`.
+    New shards may appear in `directories`. `supervisor`, set before `run`, shows the changes.
     """
+
+    supervisor: Supervisor
 
     def __init__(self, served: MountedSet, directory: str, directories: Sequence[str], state: SetState) -> None:
         self.served, self.state = served, state
@@ -301,10 +303,6 @@ class Growth:
             )
             return None
         return lambda supervisor: follow(seen, supervisor.device, supervisor.life, served.tags, supervisor.epochs)
-
-    def attach(self, supervisor: Supervisor) -> None:
-        """Use this supervisor to show changes."""
-        self.supervisor = supervisor
 
     async def run(self) -> None:
         """Look again and again until the mount ends, if it follows its set."""

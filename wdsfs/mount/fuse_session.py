@@ -17,6 +17,7 @@ import signal
 import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,12 +41,12 @@ from wdsfs.mount import daemon
 from wdsfs.mount.control_socket import ControlSocket
 from wdsfs.mount.daemon import log_path, open_log
 from wdsfs.mount.followed_set import Growth
-from wdsfs.mount.hidden_directory import HiddenDirectory, HiddenDirectoryOperations, TextRing
+from wdsfs.mount.hidden_directory import HiddenDirectory, HiddenDirectoryOperations
 from wdsfs.mount.hints import hints
 from wdsfs.mount.mount_options import OFF, FuseOptions, MountOptions, parse_options, refuse_view
 from wdsfs.mount.mount_search import check_mountpoint
 from wdsfs.mount.mounted_set import MountedSet
-from wdsfs.mount.reports import SetState
+from wdsfs.mount.reports import SetState, TextRing
 from wdsfs.mount_registry import FUSE, Registration, listening, registered, start_ticks
 from wdsfs.overlay.mounted_overlay import MountedOverlay
 from wdsfs.overlay.overlay_directory import OverlayDirectory, is_half_done
@@ -229,7 +230,7 @@ def _serve(
     daemon = _registration(served, log_file)
     operations = _operations(parsed, growth, board, daemon)
     with contextlib.ExitStack() as end:
-        signals = end.enter_context(KeptSignals())
+        signals = end.enter_context(_signals_kept())
         place = end.enter_context(_mounted(mount, parsed))
         if served.overlay is not None:
             end.callback(served.overlay.finish)
@@ -242,7 +243,7 @@ def _serve(
         # stops all processes of other groups on the way to the mount point.
         look = Child(lambda: {"mode": os.stat(mount.mountpoint).st_mode}, supervisor.device)
         leave()
-        growth.attach(supervisor)
+        growth.supervisor = supervisor
         running = RunningMount(daemon, growth, supervisor, signals, ready, is_derived, look)
         try:
             trio.run(running.run)
@@ -402,21 +403,15 @@ def _set_readahead(device: int, mount: MountOptions) -> None:
         log.debug("the kernel's readahead cannot be changed: %s", error)
 
 
-class KeptSignals:
-    """Keeps signals until the supervisor handles them: their default action would leave a dead mount."""
-
-    def __init__(self) -> None:
-        self.pending: list[int] = []
-
-    def __enter__(self) -> KeptSignals:
-        self._before = {number: signal.signal(number, self._keep) for number in END_SIGNALS}
-        return self
-
-    def _keep(self, number: int, frame: object) -> None:
-        self.pending.append(number)
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
+@contextlib.contextmanager
+def _signals_kept() -> Iterator[list[int]]:
+    """Keep signals until the supervisor handles them: their default action would leave a dead mount."""
+    pending: list[int] = []
+    before = {number: signal.signal(number, lambda number, _: pending.append(number)) for number in END_SIGNALS}
+    try:
+        yield pending
+    finally:
+        for number, handler in before.items():
             signal.signal(number, handler)
 
 
@@ -427,28 +422,22 @@ def _fsname(specs: Sequence[str]) -> str:
     return "wdsfs#" + text.replace("\\", "\\\\").replace(",", "\\,")
 
 
+@dataclass
 class RunningMount:
     """The supervisor's side of a running mount: workers, control socket and signals, side by side.
 
     `look` looks at the root of the tree. `usable`: the tree was announced. `failure`: the error that prevented it.
     """
 
-    def __init__(
-        self,
-        daemon: Registration,
-        growth: Growth,
-        supervisor: Supervisor,
-        signals: KeptSignals,
-        ready: Callable[[], None],
-        is_derived: bool,
-        look: Child,
-    ) -> None:
-        self.daemon, self.supervisor, self.signals, self.ready = daemon, supervisor, signals, ready
-        self.is_derived, self.look = is_derived, look
-        self.growth, self.mount = growth, growth.served.mount
-        self.clients = ControlSocket(daemon, growth, supervisor)
-        self.usable = False
-        self.failure: MountError | None = None
+    daemon: Registration
+    growth: Growth
+    supervisor: Supervisor
+    pending_signals: Sequence[int]
+    ready: Callable[[], None]
+    is_derived: bool
+    look: Child
+    usable: bool = False
+    failure: MountError | None = None
 
     async def run(self) -> None:
         """Serve until the file system is unmounted."""
@@ -461,7 +450,7 @@ class RunningMount:
 
     async def _watch_signals(self) -> None:
         with trio.open_signal_receiver(*END_SIGNALS) as signals:
-            for number in self.signals.pending:
+            for number in self.pending_signals:
                 await self._end(number)
             async for number in signals:
                 await self._end(number)
@@ -475,23 +464,25 @@ class RunningMount:
         self.supervisor.stop()
 
     def _sync(self) -> dict[str, Any]:
-        sync_filesystem(self.mount.mountpoint)
+        sync_filesystem(self.daemon.mountpoint)
         return {"done": True}
 
     async def _announce(self) -> None:
         """Open the control socket, register, announce that the mount is usable."""
-        with listening(self.mount.mountpoint) as listener, registered(self.daemon):
+        with listening(self.daemon.mountpoint) as listener, registered(self.daemon):
             # An answer about the root proves that the mount works. The question may kill a worker, but not this
             # process.
             if not await self.look.answer():
-                self.failure = MountError(f"{self.mount.mountpoint}: the mount does not answer")
+                self.failure = MountError(f"{self.daemon.mountpoint}: the mount does not answer")
                 self.supervisor.stop()
                 return
             self.ready()
             self.usable = True
-            log.info("mounted %s at %s", counted(len(self.growth.served.shards), "shard"), self.mount.mountpoint)
+            log.info("mounted %s at %s", counted(len(self.growth.served.shards), "shard"), self.daemon.mountpoint)
             listeners = [trio.SocketListener(trio.socket.from_stdlib_socket(listener))]
             async with trio.open_nursery() as nursery:
                 if not self.is_derived:
                     nursery.start_soon(self.growth.derive_rest)
-                await trio.serve_listeners(self.clients.answer, listeners)
+                await trio.serve_listeners(
+                    ControlSocket(self.daemon, self.growth, self.supervisor).answer, listeners
+                )

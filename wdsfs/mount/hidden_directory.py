@@ -16,16 +16,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
-import mmap
-import os
 import stat
-import struct
-import time
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from typing import NamedTuple
 
 from wdsfs import errors, inodes, names
 from wdsfs.fuse import protocol
@@ -35,7 +28,7 @@ from wdsfs.fuse.protocol import Request
 from wdsfs.fuse.read_ops import Operations, not_implemented
 from wdsfs.inodes import HIDDEN, METRICS, PROBLEMS, ROOT, STATUS, pack_extra
 from wdsfs.mount import reports
-from wdsfs.mount.reports import SetState
+from wdsfs.mount.reports import TEXT_MAX, SetState, Text, TextRing
 from wdsfs.mount_registry import RUNNING, UNSUPERVISED, Registration
 from wdsfs.names import text_of
 from wdsfs.tree.set_options import Owner
@@ -46,69 +39,6 @@ NAME = names.HIDDEN_DIRECTORY
 _FILE_MODE = stat.S_IFREG | 0o444
 _FILES = {b"status.json": STATUS, b"metrics": METRICS, b"problems.txt": PROBLEMS}
 _COUNT_ROOM = 64  # bytes for the last line of `problems.txt`
-
-# The number of snapshots, and the bytes for each. Unused bytes take no memory.
-SNAPSHOTS, _ROOM = 256, 64 << 10
-_LAST, _SNAPSHOT_HEAD = struct.Struct("<Q"), struct.Struct("<QIIq")  # number, bytes, CRC-32, ns since the epoch
-TEXT_MAX = _ROOM - _SNAPSHOT_HEAD.size
-
-
-class Text(NamedTuple):
-    """The content of a file, and its mtime (ns since the epoch)."""
-
-    content: bytes
-    mtime_ns: int
-
-
-class TextRing:
-    """The latest texts of all workers of a mount, by number; each worker can serve each text.
-
-    A status text differs from moment to moment and from worker to worker. A reader must get one text to its end,
-    though any worker may serve any part. So a lookup of its name keeps the text of that moment, under a number
-    that is part of the inode number.
-
-    A file in memory, made before the mount forks its workers. Numbers begin with 1 and are never used again. If a
-    process is killed while it writes a text, the text has no number yet.
-    """
-
-    def __init__(self) -> None:
-        self._file = os.memfd_create("wdsfs-snapshots")
-
-    def put(self, text: bytes) -> int:
-        """Keep a text of up to TEXT_MAX bytes, evict the oldest text, and return the number."""
-        with self._locked():
-            number = self._last() + 1
-            now = time.time_ns()
-            head = _SNAPSHOT_HEAD.pack(number, len(text), zlib.crc32(text), now)
-            os.pwrite(self._file, head + text, _snapshot_offset(number))
-            os.pwrite(self._file, _LAST.pack(number), 0)
-        return number
-
-    def get(self, number: int) -> Text | None:
-        """Return the text of this number; None if it has been evicted, or never existed."""
-        slot = os.pread(self._file, _SNAPSHOT_HEAD.size + TEXT_MAX, _snapshot_offset(number))
-        if len(slot) < _SNAPSHOT_HEAD.size:
-            return None
-        stored, length, crc, taken_ns = _SNAPSHOT_HEAD.unpack_from(slot)
-        text = slot[_SNAPSHOT_HEAD.size : _SNAPSHOT_HEAD.size + length]
-        # Read without the lock: a text that another worker replaces meanwhile has another number or checksum.
-        return Text(text, taken_ns) if number and (stored, crc) == (number, zlib.crc32(text)) else None
-
-    def _last(self) -> int:
-        last: int = _LAST.unpack(os.pread(self._file, _LAST.size, 0).ljust(_LAST.size, b"\0"))[0]
-        return last
-
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        fcntl.lockf(self._file, fcntl.LOCK_EX)  # the kernel unlocks it when this process dies
-        try:
-            yield
-        finally:
-            fcntl.lockf(self._file, fcntl.LOCK_UN)
-
-
-def _snapshot_offset(number: int) -> int:
-    return mmap.PAGESIZE + number % SNAPSHOTS * _ROOM
 
 
 class HiddenDirectory:

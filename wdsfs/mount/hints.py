@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from wdsfs.errors import ShardError
+from wdsfs.index.record import Record
 from wdsfs.names import MEDIA, DottedNames
 from wdsfs.tree.classes import folders_of, misnumbered, numbers_of
 from wdsfs.tree.companions import read_class_names
@@ -36,17 +37,22 @@ def hints(below: ShardSet, tree: TreeOptions, writable: bool) -> Sequence[str]:
     return (*(() if tree.layout == "files" or below.shards[0].reading.last_dot else _dots_hint(below)), *layout)
 
 
-def _dots_hint(below: ShardSet) -> Iterator[str]:
-    """Yield a hint if keys end at dots within names, so that parts of the names become columns."""
+def _first_records(below: ShardSet) -> Iterator[tuple[int, Record, Sequence[bytes]]]:
+    """Yield the number, the record and the extensions of each of the first shards that are indexed."""
     for number in range(min(len(below), _SHARDS_READ)):
         with contextlib.suppress(ShardError, NotIndexed):
-            record, dotted = below.record(number), DottedNames()
-            extensions = record.extension_name.of(range(len(record.extension_name)))
-            if any(b"." in extension for extension in extensions):
-                counts = Counter(record.array("member.ext").tolist())
-                for position, extension in enumerate(extensions):
-                    if b"." in extension:
-                        dotted.add(extension, extension, members=counts[position])
+            record = below.record(number)
+            yield number, record, record.extension_name.of(range(len(record.extension_name)))
+
+
+def _dots_hint(below: ShardSet) -> Iterator[str]:
+    """Yield a hint if keys end at dots within names, so that parts of the names become columns."""
+    for number, record, extensions in _first_records(below):
+        if any(b"." in extension for extension in extensions):
+            dotted, counts = DottedNames(), Counter(record.array("member.ext").tolist())
+            for position, extension in enumerate(extensions):
+                if b"." in extension:
+                    dotted.add(extension, extension, members=counts[position])
             if dotted.count(record.samples):
                 path = below.path_text(number)
                 yield (
@@ -77,16 +83,13 @@ def _suffix_hint(below: ShardSet, tree: TreeOptions) -> str | None:
     """
     if tree.layout != "samples" or tree.names == "full":
         return None
-    for number in range(min(len(below), _SHARDS_READ)):
-        with contextlib.suppress(ShardError, NotIndexed):
-            record = below.record(number)
-            extensions = record.extension_name.of(range(len(record.extension_name)))
-            for extension in extensions:
-                suffix = extension.lower().rpartition(b".")[2]
-                if suffix in MEDIA:
-                    # --layout classes refuses a set without classes.
-                    other = "--layout classes" if b"cls" in extensions else "--layout files"
-                    return f"loaders that look for *.{suffix.decode()} need --names full or {other}"
+    for _, _, extensions in _first_records(below):
+        for extension in extensions:
+            suffix = extension.lower().rpartition(b".")[2]
+            if suffix in MEDIA:
+                # --layout classes refuses a set without classes.
+                other = "--layout classes" if b"cls" in extensions else "--layout files"
+                return f"loaders that look for *.{suffix.decode()} need --names full or {other}"
     return None
 
 

@@ -19,8 +19,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from wdsfs import host, mount_registry, mount_table, mount_users
 from wdsfs.errors import (
@@ -87,9 +88,8 @@ class Frozen:
 
         REQUIRES: the overlay has been emptied.
         """
-        paths = {"new": new, "published": published}
+        request = {"new": [*map(os.fsdecode, new)], "published": [*map(os.fsdecode, published)]}
         try:
-            request = {key: [os.fsdecode(path) for path in some] for key, some in paths.items()}
             self._talk.ask(request, RENEW_SECONDS)
         except (OSError, ValueError) as error:  # the commit has written the shards
             self.is_wrong = True
@@ -108,8 +108,7 @@ class LiveMount(ABC):
     """
 
     engine: ClassVar[str]
-    has_hidden_directory: ClassVar[bool]  # `.wdsfs`
-    has_attributes: ClassVar[bool]  # `user.wdsfs.*` of its files, with their origin
+    has_attributes: ClassVar[bool]  # `user.wdsfs.*` of its files, with their origin; and `.wdsfs`
 
     def __init__(self, mountpoint: str, registration: Registration | None) -> None:
         self.mountpoint, self.registration = mountpoint, registration
@@ -147,7 +146,7 @@ class LiveMount(ABC):
 
     @abstractmethod
     def shown(self) -> ShownSet:
-        """Return the current set. Raises MountError, OverlayBusy, OSErrors."""
+        """Return the current set, without the changes in its overlay. Raises MountError, OverlayBusy, OSErrors."""
 
     @contextlib.contextmanager
     def opened(self, shown: ShownSet, opening: Opening, *, on_demand: bool = False) -> Iterator[ShardSet]:
@@ -169,10 +168,6 @@ class LiveMount(ABC):
                 opened = open_known_set(shown.shards, opening, view, access=shown.access, on_demand=on_demand)
                 below = stack.enter_context(opened)
             yield below
-
-    @abstractmethod
-    def lower(self) -> ShownSet:
-        """Return the set below its overlay, by the paths of the shards. Raises MountError, OverlayBusy."""
 
     @abstractmethod
     def frozen(self) -> AbstractContextManager[Frozen]:
@@ -234,27 +229,15 @@ class LiveMount(ABC):
         """
 
 
-class ShownTree(Protocol):
-    """The options of a tree, from the registration of a process or from an image."""
-
-    @property
-    def layout(self) -> str: ...
-    @property
-    def names(self) -> str: ...
-    @property
-    def merge(self) -> bool: ...
-    @property
-    def index_tree(self) -> bool: ...
-    @property
-    def composition(self) -> str: ...
+_SHOWN_BY = attrgetter("layout", "names", "merge", "index_tree", "composition")
 
 
-def options_of(about: ShownTree) -> TreeOptions:
-    """Return the options of a tree from a registration or an image."""
+def options_of(about: object) -> TreeOptions:
+    """Return the options of a tree from the registration of a process or the manifest of an image."""
     from wdsfs.tree.composition import parse_composition  # late: few commands need them
 
-    composition = parse_composition(about.layout, about.composition)
-    return TreeOptions(about.layout, about.names, about.merge, about.index_tree, composition)
+    layout, names, merge, index_tree, composition = _SHOWN_BY(about)
+    return TreeOptions(layout, names, merge, index_tree, parse_composition(layout, composition))
 
 
 def is_read_only(mountpoint: str, overlay: str | None) -> bool:
@@ -316,17 +299,14 @@ class FuseMount(LiveMount):
     """A mount by FUSE. Without a registration it belongs to another user or another session."""
 
     engine = mount_registry.FUSE
-    has_hidden_directory = has_attributes = True
+    has_attributes = True
     _patience = FREEZE_SECONDS  # only the first answer may take long: a page waits for the later answers
 
     @property
     def _daemon(self) -> Registration:
         if self.registration is None:
-            raise self._foreign()
+            raise MountError(f"{self.mountpoint}: is a mount of another user or session: run the command there")
         return self.registration
-
-    def _foreign(self) -> MountError:
-        return MountError(f"{self.mountpoint}: is a mount of another user or session: run the command there")
 
     @property
     def options(self) -> TreeOptions:
@@ -344,10 +324,9 @@ class FuseMount(LiveMount):
 
     def _ask(self, request: dict[str, Any], seconds: float) -> dict[str, Any]:
         """Return the answer of the daemon. Raises MountError, OverlayBusy."""
-        if self.registration is None:
-            raise self._foreign()
+        daemon = self._daemon
         try:
-            with Talk(self.registration) as talk:
+            with Talk(daemon) as talk:
                 answer = talk.ask(request, seconds)
         except (OSError, ValueError) as error:
             raise self._silent(error) from None
@@ -366,9 +345,6 @@ class FuseMount(LiveMount):
     def shown(self) -> ShownSet:
         seconds, self._patience = self._patience, mount_registry.ANSWER_SECONDS
         return _shown_set(self._ask({"do": "shards"}, seconds))
-
-    def lower(self) -> ShownSet:
-        return self.shown()
 
     def restore(self, paths: Sequence[bytes]) -> None:
         self._ask({"do": "restore", "paths": [os.fsdecode(path) for path in paths]}, FREEZE_SECONDS)

@@ -171,20 +171,15 @@ class FuseOptions:
 def parse_options(options: Sequence[str], *, writable: bool = False) -> FuseOptions:
     """Parse `-o` options. Raises UsageError for an unknown option."""
     parsed = FuseOptions()
-    uid, gid, umask = parsed.owner.uid, parsed.owner.gid, 0
+    owner = parsed.owner._asdict()
     for option in split_options(options):
         name, equals, value = option.partition("=")
         if name == "remount" or (name == "rw" and not writable):
             raise UsageError(f"-o {name}: this mount is read-only; --overlay DIR makes a writable one")
         if name == "rw":
             continue
-        if name in ("uid", "gid", "umask") and equals:
-            number = _parse_number(option, value, *((8, 0o777) if name == "umask" else (10, ID_MAX)))
-            uid, gid, umask = (
-                number if name == "uid" else uid,
-                number if name == "gid" else gid,
-                number if name == "umask" else umask,
-            )
+        if name in owner and equals:
+            owner[name] = _parse_number(option, value, *((8, 0o777) if name == "umask" else (10, ID_MAX)))
         elif option == "nonempty":
             parsed.nonempty = True
         elif option in _FLAGS or (equals and name in _VALUES):
@@ -192,13 +187,13 @@ def parse_options(options: Sequence[str], *, writable: bool = False) -> FuseOpti
         else:
             known = sorted(known_options())
             raise UsageError(f"-o {option}: no such option{meant(name, known)}; options: {', '.join(known)}")
-    parsed.owner = Owner(uid, gid, umask)
+    parsed.owner = Owner(**owner)
     return parsed
 
 
 def known_options() -> set[str]:
     """Return the names of all options of `-o`; the name of an option with a value ends in `=`."""
-    return {*_FLAGS} | {f"{name}=" for name in _VALUES | {"uid", "gid", "umask"}}
+    return {*_FLAGS} | {f"{name}=" for name in (*_VALUES, *Owner._fields)}
 
 
 def split_options(options: Sequence[str]) -> list[str]:

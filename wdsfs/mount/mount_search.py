@@ -117,16 +117,9 @@ def find_viewed(sources: Sequence[str]) -> LiveMount | None:
     mount = find_mount(sources[0])
     if mount is None and find_above(sources[0]) is not None:
         return require_mount(sources[0])  # which raises the error
-    if mount is None and _is_empty(sources[0]):
+    if mount is None and _has_entries(sources[0]) is False:
         raise UsageError(f"{sources[0]}: is an empty directory, and nothing is mounted there")
     return mount
-
-
-def _is_empty(directory: str) -> bool:
-    try:
-        return not os.listdir(directory)
-    except OSError:
-        return False
 
 
 def find_around(path: str) -> LiveMount | None:
@@ -282,9 +275,10 @@ def _read_link(path: bytes) -> bytes | None:
 _link_target = functools.lru_cache(1024)(_read_link)  # many ways share directories
 
 
-def _has_entries(directory: str) -> bool:
+def _has_entries(directory: str) -> bool | None:
+    """Return True if a directory has entries; None if it cannot be read, of which libfuse reports the reason."""
     try:
         with os.scandir(directory) as entries:
-            return next(entries, None) is not None
-    except OSError:  # not readable: libfuse reports the reason
-        return False
+            return any(True for _ in entries)
+    except OSError:
+        return None

@@ -150,7 +150,7 @@ def mounted_session(
     """
     with contextlib.ExitStack() as stack:
         frozen = stack.enter_context(mount.frozen()) if freeze else None
-        lower = mount.lower() if frozen is None else frozen.lower
+        lower = mount.shown() if frozen is None else frozen.lower
         place, options = OverlayDirectory(Path(str(mount.overlay))), mount.options
         # A commit must not copy or write files that the mount refuses to show.
         below = _tree_below(place, lower.shards, options.view(), opening, lower.access, whole=whole)

@@ -8,9 +8,11 @@ reports are the same.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import itertools
 import json
 import mmap
+import os
 import struct
 import time
 import zlib
@@ -27,44 +29,84 @@ from wdsfs.tree.tree import Totals
 
 ERROR_MAX = 2000  # characters
 LEFT_OUT_MAX = 100  # shards with their names; the report counts the others
-READS_MAX = 1000  # attempts to read a text while a process writes it
-_ROOM = 16 << 10  # a report has room for 64 KiB in all
-_STATE_HEAD = struct.Struct("<II")  # bytes, CRC-32
+_STATE_MAX = 16 << 10  # bytes of JSON; a report has room for 64 KiB in all
+
+# The number of snapshots, and the bytes for each. Unused bytes take no memory.
+SNAPSHOTS, _ROOM = 256, 64 << 10
+_LAST, _SNAPSHOT_HEAD = struct.Struct("<Q"), struct.Struct("<QIIq")  # number, bytes, CRC-32, ns since the epoch
+TEXT_MAX = _ROOM - _SNAPSHOT_HEAD.size
+
+
+class Text(NamedTuple):
+    """The content of a file, and its mtime (ns since the epoch)."""
+
+    content: bytes
+    mtime_ns: int
+
+
+class TextRing:
+    """The latest texts of all processes of a mount, by number; each process can read each text.
+
+    A file in memory, made before the mount forks its workers. Numbers begin with 1 and are never used again. If a
+    process is killed while it writes a text, the text has no number yet.
+    """
+
+    def __init__(self) -> None:
+        self._file = os.memfd_create("wdsfs-snapshots")
+
+    def put(self, text: bytes) -> int:
+        """Keep a text of up to TEXT_MAX bytes, evict the oldest text, and return the number."""
+        fcntl.lockf(self._file, fcntl.LOCK_EX)  # the kernel unlocks it when this process dies
+        try:
+            number = self.last() + 1
+            head = _SNAPSHOT_HEAD.pack(number, len(text), zlib.crc32(text), time.time_ns())
+            os.pwrite(self._file, head + text, _snapshot_offset(number))
+            os.pwrite(self._file, _LAST.pack(number), 0)
+        finally:
+            fcntl.lockf(self._file, fcntl.LOCK_UN)
+        return number
+
+    def get(self, number: int) -> Text | None:
+        """Return the text of this number; None if it has been evicted, or never existed."""
+        slot = os.pread(self._file, _SNAPSHOT_HEAD.size + TEXT_MAX, _snapshot_offset(number))
+        if len(slot) < _SNAPSHOT_HEAD.size:
+            return None
+        stored, length, crc, taken_ns = _SNAPSHOT_HEAD.unpack_from(slot)
+        text = slot[_SNAPSHOT_HEAD.size : _SNAPSHOT_HEAD.size + length]
+        # Read without the lock: a text that another worker replaces meanwhile has another number or checksum.
+        return Text(text, taken_ns) if number and (stored, crc) == (number, zlib.crc32(text)) else None
+
+    def last(self) -> int:
+        """Return the latest number; 0 before the first text."""
+        last: int = _LAST.unpack(os.pread(self._file, _LAST.size, 0).ljust(_LAST.size, b"\0"))[0]
+        return last
+
+
+def _snapshot_offset(number: int) -> int:
+    return mmap.PAGESIZE + number % SNAPSHOTS * _ROOM
 
 
 class SetState:
-    """The state as JSON. `follow` is the interval (s) between looks at the set, None for a fixed set."""
+    """The state of the list of shards. `follow` is the interval (s) between looks, None for a fixed set."""
 
     def __init__(self, follow: float | None = None) -> None:
-        self._memory = mmap.mmap(-1, _ROOM)  # unused pages take no memory
-        self.write(_state(follow))
+        self._texts = TextRing()
+        counts = dict.fromkeys(("added", "removed", "left_out_count"), 0)
+        self.write({"follow": follow, "looked": None, "left_out": [], **counts, "error": ""})
 
     def write(self, state: dict[str, Any]) -> None:
         """Replace the state. It lists as many left-out shards as fit."""
-        state = {**state, "error": state["error"][:ERROR_MAX]}
-        left_out = state["left_out"][:LEFT_OUT_MAX]
-        while True:
-            text = json.dumps({**state, "left_out": left_out}).encode()
-            if len(text) + _STATE_HEAD.size <= _ROOM or not left_out:
-                break
-            left_out = left_out[: len(left_out) // 2]
-        self._memory[: _STATE_HEAD.size + len(text)] = _STATE_HEAD.pack(len(text), zlib.crc32(text)) + text
+        state = {**state, "error": state["error"][:ERROR_MAX], "left_out": state["left_out"][:LEFT_OUT_MAX]}
+        while len(text := json.dumps(state).encode()) > _STATE_MAX and state["left_out"]:
+            state["left_out"] = state["left_out"][: len(state["left_out"]) // 2]
+        self._texts.put(text)
 
     def read(self) -> dict[str, Any]:
         """Return the current state."""
-        for _ in range(READS_MAX):
-            length, crc = _STATE_HEAD.unpack_from(self._memory)
-            text = bytes(self._memory[_STATE_HEAD.size : _STATE_HEAD.size + length])
-            if zlib.crc32(text) == crc:  # else a process is writing it
-                state: dict[str, Any] = json.loads(text)
-                return state
-        return _state(None, "the process that looks for new shards was killed while it wrote its state")
-
-
-def _state(follow: float | None, error: str = "") -> dict[str, Any]:
-    nothing: list[dict[str, str]] = []
-    counts = dict.fromkeys(("added", "removed", "left_out_count"), 0)
-    return {"follow": follow, "looked": None, "left_out": nothing, **counts, "error": error}
+        while (text := self._texts.get(self._texts.last())) is None:
+            pass  # other processes have replaced it 256 times in between
+        state: dict[str, Any] = json.loads(text.content)
+        return state
 
 
 # Of a store, while its fetcher has nothing to report: names as in the report.
@@ -153,6 +195,10 @@ def _cache_metric(name: str, text: str, value: Callable[[dict[str, Any]], float]
     return _Metric(name, "gauge", text, lambda report: value(report["remote"]))
 
 
+def _set_metric(name: str, kind: str, text: str, value: Callable[[dict[str, Any]], float]) -> _Metric:
+    return _Metric(name, kind, text, lambda report: value(report["set"]) + 0)  # not True
+
+
 def _push_metric(name: str, text: str, count: str) -> _Metric:
     return _Metric(f"{name}_total", "counter", text, lambda report: report["pushed"][count])
 
@@ -167,27 +213,16 @@ _PUSH_METRICS = (
 
 # Of mounts: a report of a set alone has none of this.
 _SET_METRICS = (
-    _Metric(
-        "followed",
-        "gauge",
-        "1 if the shards are looked at again.",
-        lambda report: int(report["set"]["follow"] is not None),
+    _set_metric(
+        "followed", "gauge", "1 if the shards are looked at again.", lambda own: own["follow"] is not None
     ),
-    _Metric(
-        "last_look_seconds",
-        "gauge",
-        "Time of the last look at the shards, in seconds of Unix time.",
-        lambda report: report["set"]["looked"] or 0,
+    _set_metric(
+        "last_look_seconds", "gauge", "Unix time of the last look at them.", lambda own: own["looked"] or 0
     ),
-    _Metric("look_failed", "gauge", "1 if the last look failed.", lambda own: int(bool(own["set"]["error"]))),
-    _Metric("shards_added_total", "counter", "Shards that came.", lambda report: report["set"]["added"]),
-    _Metric("shards_removed_total", "counter", "Shards that went.", lambda report: report["set"]["removed"]),
-    _Metric(
-        "shards_left_out",
-        "gauge",
-        "New shards that are not shown.",
-        lambda report: report["set"]["left_out_count"],
-    ),
+    _set_metric("look_failed", "gauge", "1 if the last look failed.", lambda own: bool(own["error"])),
+    _set_metric("shards_added_total", "counter", "Shards that came.", itemgetter("added")),
+    _set_metric("shards_removed_total", "counter", "Shards that went.", itemgetter("removed")),
+    _set_metric("shards_left_out", "gauge", "New shards that are not shown.", itemgetter("left_out_count")),
 )
 
 # Of mounts that have remote shards.

@@ -123,7 +123,7 @@ def _placed(number: int, path: str) -> tuple[LiveMount, _Place]:
     if stat.S_ISLNK(about.st_mode) and os.fsencode(below[0]) == numbered_tree.NAME:
         real = os.path.realpath(real)  # this link stands for a sample
         about = os.lstat(real)
-    if os.fsencode(below[0]) == names.HIDDEN_DIRECTORY and mount.has_hidden_directory:
+    if os.fsencode(below[0]) == names.HIDDEN_DIRECTORY and mount.has_attributes:
         raise NoSuchEntry(f"{real}: is a file of wdsfs itself, not of a shard")
     return mount, _Place(number, path, real, about)
 
