@@ -2,7 +2,7 @@
 
 A worker makes the report for `.wdsfs/status.json`, a child of the supervisor for the control socket. Both use the
 index, the counters on the board, the fetcher's state, and the supervisor's notes about the list of shards. So both
-reports are the same.
+reports are the same. The processes of a mount share texts by a `TextRing`.
 """
 
 from __future__ import annotations
