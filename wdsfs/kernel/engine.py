@@ -55,7 +55,7 @@ KINDS = ("erofs",)  # of files in the cache
 FILE_SYSTEMS = Path("/proc/filesystems")  # that the kernel has loaded
 
 _NAMES = ("fsname=", "subtype=")  # for the mount table, in which the image is the source
-# What other options of `-o` set; 0 for those that hold for every mount of an image.
+# The attributes that other options of `-o` set; 0: every mount of an image has what the option asks for.
 _SET_BY = {
     **dict.fromkeys(("ro", "allow_other", "allow_root", "default_permissions", "nodev", "nosuid", "exec"), 0),
     **dict.fromkeys(("async", "atime", "sync", "dirsync"), 0),
