@@ -205,14 +205,16 @@ def test_notifications() -> None:
             st.integers(0, 1 << 40) | st.integers(0, 255),
         )
     ),
+    st.sampled_from([1, protocol.FEW + 1]),
     st.integers(-(1 << 60), 1 << 60),
-    st.integers(0, 5000),
+    st.integers(0, 20_000),
 )
-def test_lines_in_columns_are_lines(files: list[tuple[bytes, int]], mtime_ns: int, room: int) -> None:
+def test_lines_in_columns_are_lines(files: list[tuple[bytes, int]], copies: int, mtime_ns: int, room: int) -> None:
     """Lines made for many files at once are those made for each one, as far as there is room.
 
     A column of a record is as narrow as its numbers allow.
     """
+    files *= copies  # with many lines they are made in arrays
     names, sizes = [name for name, _ in files], np.array([size for _, size in files], np.int64)
     sizes = sizes.astype(np.min_scalar_type(sizes.max(initial=0)))
     times = np.full(len(files), mtime_ns) + np.arange(len(files))
