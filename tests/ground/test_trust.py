@@ -6,6 +6,7 @@ The other user is a real one: `another` runs commands as nobody.
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import grp
 import os
@@ -20,7 +21,7 @@ from pathlib import Path
 import pytest
 
 from tests import sets, tars
-from tests.conftest import Program
+from tests.conftest import Program, fails
 from tests.processes import finished
 from wdsfs import host, mount_table, trust
 from wdsfs.cache.file_cache import NoRoom, cache
@@ -90,7 +91,7 @@ def test_links_of_ones_own_are_followed(tmp_path: Path) -> None:
     trust.directory(tmp_path / "near/new", create=True)
     assert (tmp_path / "real/in/new").is_dir()
     (tmp_path / "loop").symlink_to("loop")
-    with pytest.raises(OSError, match="Too many levels"):
+    with fails(errno.ELOOP):
         trust.directory(tmp_path / "loop")
     (tmp_path / "file").touch()
     for place in ("file", "file/x"):
@@ -491,10 +492,10 @@ def test_a_loop_of_links_is_no_file(tmp_path: Path) -> None:
     """Who can put one there while a shard is looked at keeps nobody busy for ever."""
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("./a")
-    with pytest.raises(OSError, match="Too many levels"):
+    with fails(errno.ELOOP):
         trust.content(tmp_path / "a")
     assert not trust.holds(bytes(tmp_path / "a"))
-    with open("/dev/null", "rb") as file, pytest.raises(OSError, match="Too many levels"):
+    with open("/dev/null", "rb") as file, fails(errno.ELOOP):
         trust.own_links(bytes(tmp_path / "a"), file.fileno())
 
 
