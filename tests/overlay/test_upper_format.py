@@ -146,7 +146,7 @@ def test_settings_come_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("holder", "text"),
     [
-        (str(os.getpid()), f"process {os.getpid()}"),
+        pytest.param(str(os.getpid()), f"process {os.getpid()}", id="this process"),
         ("4194305", "daemon .process 4194305. has died"),  # a number over the maximum: workers of it hold the lock
         ("9" * 99, "in use by process 9+;"),
         ("", "in use;"),
