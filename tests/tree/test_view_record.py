@@ -619,6 +619,12 @@ def test_samples_lie_in_the_folders_of_their_classes(tmp_path: Path) -> None:
     ]
 
 
+def test_the_class_may_be_in_a_table_whose_column_is_not_shown(tmp_path: Path) -> None:
+    shard, file = write(tmp_path / "s.tar", AB[:1]), as_csv(tmp_path / "l.csv", [{"key": "d/a", "cls": "7"}])
+    found = classes(tmp_path, [shard], associate=(str(file),), columns=columns_of(["jpg"]))
+    assert found == {"7/s--d--a.jpg": b"A"}
+
+
 @pytest.mark.parametrize("policy", [ERROR, SKIP, EMPTY])
 def test_samples_without_a_class(tmp_path: Path, policy: str) -> None:
     texts = [
