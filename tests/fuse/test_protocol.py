@@ -37,13 +37,13 @@ SOME_BYTES = bytes.fromhex(
 
 def test_a_request_is_taken_apart() -> None:
     message = bytes.fromhex(
-        "2d000000 01000000 efcdab8967452301 0807060504030201"  # length, opcode, unique, nodeid
+        "2d000000 01000000 efcdab8967452341 0807060504030201"  # length, opcode, unique, nodeid
         "e8030000 e9030000 67120000 0000 0000"  # uid, gid, pid, length of extensions, padding
         "6e616d6500"
     )
     assert protocol.HEADER_SIZE == 40
     request = Request(memoryview(message))
-    assert (request.opcode, request.unique, request.node) == (1, 0x0123456789ABCDEF, 0x0102030405060708)
+    assert (request.opcode, request.unique, request.node) == (1, 0x4123456789ABCDEF, 0x0102030405060708)
     assert (request.uid, request.gid, request.pid) == (1000, 1001, 0x1267)
     assert not request.is_resent
     assert Request(memoryview(message[:15] + b"\x81" + message[16:])).is_resent

@@ -140,9 +140,10 @@ class Pusher:
                 return
             self.tree.lower.tidy()
             try:
-                # The last call of each region: the reader has already passed the places of earlier calls.
+                # The last call of each region: the reader has already passed the places of earlier calls. Samples
+                # come before files of their shard: else a reader would end the listing whose tripwire it follows.
                 latest = {inode >> REGION_BITS: (inode, distance) for inode, distance in self.notes.take()}
-                for inode, distance in latest.values():
+                for inode, distance in sorted(latest.values()):
                     with self._forgiving(inode):
                         self.go_on(inode, distance)
                 for descriptor in events - {self.notes.calls}:
