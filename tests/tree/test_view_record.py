@@ -25,13 +25,11 @@ from unittest.mock import Mock
 
 import pytest
 
-import wdsfs
 from tests import sets, tars
 from tests.conftest import Program
 from tests.processes import wait_until
 from tests.tree.test_shard_tree import names_in
 from wdsfs import names, source
-from wdsfs.cli import mount_helper
 from wdsfs.errors import (
     CorruptShard,
     NoSuchAttribute,
@@ -58,7 +56,6 @@ from wdsfs.tree.composition import (
     columns_of,
     composition_of,
     fields_of,
-    parse_composition,
 )
 from wdsfs.tree.indexing import Attempts, NotIndexed, indexed
 from wdsfs.tree.label_table import open_labels
@@ -1082,19 +1079,6 @@ def test_options_that_do_not_go_together() -> None:
             composition_of("samples", **options, **further)
     with pytest.raises(UsageError, match="is for --layout samples"):
         TreeOptions("classes", "full").view()
-
-
-def test_decode_members_is_refused_with_the_way_out(program: Program) -> None:
-    """As typed, in fstab, by a program, and of a mount that an older wdsfs has made."""
-    write(program.home / "s.tar", AB)
-    for command, places in (("ls", []), ("cat", ["s/a"]), ("mount", [str(program.mountpoint)])):
-        said = program.refused(command, "s.tar", *places, "--decode-members", code=2)
-        assert re.search("--decode-members: .*zcat FILE", said)
-    assert "--decode-members" in mount_helper.translate(["s.tar", "/m", "-o", "decode-members"]).arguments
-    with pytest.raises(UsageError, match=r"decode_members: .*zcat FILE"):
-        wdsfs.samples(str(program.home / "s.tar"), decode_members=True)  # type: ignore[call-arg]  # a program of last year
-    with pytest.raises(UsageError, match=r"--decode-members: .*mount without it"):
-        parse_composition("samples", "--columns jpg --decode-members")
 
 
 def test_what_commands_refuse(program: Program) -> None:

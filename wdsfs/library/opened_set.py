@@ -18,7 +18,7 @@ from wdsfs.errors import UsageError, WdsfsError
 from wdsfs.library.key_lists import file_of_keys
 from wdsfs.names import KEY_ENDS, meant
 from wdsfs.spec.spec_words import anchored, anchored_options
-from wdsfs.tree.composition import DECODE_OTHERWISE, OF_CLASSES, Composition, composition_of
+from wdsfs.tree.composition import OF_CLASSES, Composition, composition_of
 from wdsfs.tree.opening import open_typed_set
 from wdsfs.tree.set_options import Opening, Progress, Tolerance, selection_of
 from wdsfs.tree.shard_set import ShardSet
@@ -116,8 +116,6 @@ class OpenedSet:
         self.sent = [anchored(spec) for spec in self.shards], anchored_options(self.options)
 
     def _open(self, whole: bool, progress: Report | None, stack: ExitStack) -> None:
-        if self.options.pop("decode_members", False):
-            raise UsageError(f"decode_members: no longer an option; {DECODE_OTHERWISE}")
         known = {*SetOptions.__annotations__, *OF_CLASSES}
         for name in self.options.keys() - known:
             raise TypeError(f"there is no option {name!r}{meant(name, known)}")

@@ -25,8 +25,6 @@ _POLICIES = ("missing", "duplicates")
 FORMAT = 7  # of derived records: count it up when the same options give another result, not for a new option
 ERROR, SKIP, EMPTY = "error", "skip", "empty"
 COLUMN_NAME_MAX = 200  # bytes of the name of a column
-DECODE_MEMBERS = "--decode-members"  # no longer an option
-DECODE_OTHERWISE = "decode compressed members in the loader, or with zcat FILE"
 
 
 def composition_of(layout: str, **typed: Any) -> Composition:
@@ -73,10 +71,7 @@ def parse_composition(layout: str, text: str) -> Composition:
     names = [name.replace("_", "-") for name in typed]
     flags = [name.replace("_", "-") for name in _FLAGS]
     try:
-        words = shlex.split(text)
-        if DECODE_MEMBERS in words:  # a mount or an image of an older wdsfs
-            raise UsageError(f"{DECODE_MEMBERS}: no longer an option; {DECODE_OTHERWISE}, and mount without it")
-        pairs, _ = getopt.getopt(words, "", [name if name in flags else f"{name}=" for name in names])
+        pairs, _ = getopt.getopt(shlex.split(text), "", [name if name in flags else f"{name}=" for name in names])
     except (getopt.GetoptError, ValueError) as error:
         raise UsageError(f"{text}: {error}") from None
     for option, value in pairs:
