@@ -66,10 +66,10 @@ def test_the_page_has_messages_of_the_program() -> None:
 
 
 def test_commands_options_and_pages_in_messages_exist() -> None:
-    """So a message that tells users to act is complete; `--changed-only` is named because it has gone."""
+    """So a message that tells users to act is complete."""
     context = click.Context(main)
     commands = {name: main.get_command(context, name) for name in main.list_commands(context)}
-    options = {"--help", "--help-all", "--changed-only"} | {
+    options = {"--help", "--help-all"} | {
         option for command in commands.values() if command for each in command.params for option in each.opts
     }
     others = re.compile(r"(?:docker|podman|apptainer|sudo umount|cp) [^`]*--.*")

@@ -160,6 +160,13 @@ def test_only_a_dead_mount_point_is_cleared(tmp_path: Path, unit: Path, alive: b
 
 BOOT = (UNITS.parent / "docs" / "how-to" / "boot.md").read_text()
 FILES = dict(re.findall(r"^sudo tee (\S+) <<'END'\n(.*?)^END$", BOOT, re.MULTILINE | re.DOTALL))
+
+
+def test_the_file_for_secrets_is_closed_before_it_is_filled() -> None:
+    recipe = BOOT.partition("### A set in S3, for all users")[2].partition("\n### ")[0]
+    assert recipe.index("install -m 600 /dev/null /etc/wdsfs/train.conf") < recipe.index("AWS_SECRET_ACCESS_KEY")
+
+
 DROP_INS = [*re.findall(r"^```ini\n(.*?)^```$", BOOT, re.MULTILINE | re.DOTALL), *map(str, FILES.values())]
 
 

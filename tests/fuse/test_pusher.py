@@ -727,7 +727,11 @@ def test_a_mount_that_ends_in_the_middle_of_passes(program: Program, number: sig
             with reader.stdin:
                 reader.stdin.write(paths)
         wait_until(
-            lambda: mounted.status()["pushed"][pushed] or readers[0].poll() is not None, "passes that are pushed"
+            lambda: (
+                mounted.status()["pushed"][pushed] > (0 if is_listed else FILES)
+                or (is_listed and readers[0].poll() is not None)
+            ),
+            "passes that are pushed",
         )
         end(mounted, number)
         for reader in readers:

@@ -197,7 +197,9 @@ def test_a_shard_that_becomes_another_file_under_a_mount(
         wait_until(lambda: said in mounted.log() or not _listed(mounted.path / "a"), "the change")
         assert _listed(mounted.path / "a") == listed
         mounted.expect_log("has changed", rf"a\.tar: {said}")
-        assert said.startswith(mounted.status()["damaged"][0]["problem"].partition(":")[0])
+        problem = mounted.status()["damaged"][0]["problem"].partition(":")[0]
+        assert problem
+        assert said.startswith(problem)
 
 
 def test_a_download_that_has_begun_does_not_stop_a_mount_that_follows(program: Program) -> None:

@@ -6,6 +6,7 @@ serve; some have the kernel mount them.
 
 from __future__ import annotations
 
+import errno
 import gzip
 import hashlib
 import json
@@ -396,22 +397,35 @@ LINKS = tars.tar(
 
 
 def contents_below(top: Path) -> dict[bytes, bytes | None]:
-    """The contents of files and links below a directory; None for directories, and for what cannot be read."""
+    """The contents of files and links below a directory, whose names have a slash; None for damaged files."""
     found: dict[bytes, bytes | None] = {}
     for path in top.rglob("*"):
         name = bytes(path)[len(bytes(top)) :]
-        found[name] = os.readlink(bytes(path)) if path.is_symlink() else None
-        if not path.is_symlink() and path.is_file():
-            with suppress(OSError):
+        if path.is_symlink():
+            found[name] = os.readlink(bytes(path))
+        elif path.is_dir():
+            found[name + b"/"] = None
+        else:
+            try:
                 found[name] = path.read_bytes()
+            except OSError as error:
+                if error.errno not in (errno.EIO, errno.ENODEV):
+                    raise
+                found[name] = None
     return found
 
 
 def contents_of(tree: LowerTree) -> dict[bytes, bytes | None]:
     """The same of a tree."""
-    kinds = {stat.S_IFLNK: lambda node: tree.readlink(node.inode), stat.S_IFDIR: lambda _: None}
-    read = lambda node: content_or_damage(tree, node)  # noqa: E731
-    return {path: kinds.get(stat.S_IFMT(node.mode), read)(node) for path, node in nodes_of(tree).items() if path}
+    found: dict[bytes, bytes | None] = {}
+    for path, node in nodes_of(tree).items():
+        if stat.S_ISLNK(node.mode):
+            found[path] = tree.readlink(node.inode)
+        elif stat.S_ISREG(node.mode):
+            found[path] = content_or_damage(tree, node)
+        elif path:
+            found[path + b"/"] = None
+    return found
 
 
 @pytest.mark.parametrize("since", [OLD, NEW], ids=["5.16", "6.15"])

@@ -556,3 +556,9 @@ def test_an_origin_that_means_nothing(origin: bytes, tmp_path: Path) -> None:
     for name in ("z/jpg", "z"):
         os.setxattr(tmp_path / "upper/s0/d" / name, "user.wdsfs.origin", origin)
     assert [one.kind for one in found(tmp_path, {}).samples] == ["removed", "added"]
+
+
+def test_two_samples_of_one_key_do_not_become_one(tmp_path: Path) -> None:
+    shard = tars.tar(tars.member(b"k.jpg", b"1"), tars.member(b"m.txt", b""), tars.member(b"k.cls", b"2"))
+    result = found(tmp_path, {"s0": {"m": WHITEOUT}}, shard)
+    assert [one.reason for one in result.conflicts] == [reasons.MEETING]

@@ -317,7 +317,9 @@ def test_a_commit_that_is_killed_is_finished_by_the_next(a_set: Program) -> None
         (a_set.home / "s0.tar").chmod(0o640)
         assert commit(a_set, "--in-place", top).startswith(b"left out: s0/003/cls~: looks like")
         check_committed(top)
-        (top / "new").mkdir()
+        (top / "s1/010/cls").write_bytes(b"again")
+        assert b"1 rewritten" in commit(a_set, "--in-place", top)
+        assert (top / "s1/010/cls").read_bytes() == b"again"
 
 
 def test_a_commit_that_cannot_be_finished_is_abandoned(a_set: Program) -> None:

@@ -92,9 +92,17 @@ GNU = [tars.ODD[case].tar() for case in ("GNU incremental", "GNU volumes")]  # m
         ([FIRST], {}, [FIRST]),
         ([FIRST, SECOND], {"s1": WHITEOUT}, [FIRST, tars.END]),
         ([GLOBAL], {"s0": {"000": WHITEOUT, "001": WHITEOUT}}, [tars.END]),
+        ([tars.tar(tars.A, tars.B) + FIRST], {"s0": {"b": WHITEOUT}}, [tars.tar(tars.A) + FIRST]),
         *(([content], {"s0": {"b": WHITEOUT}}, [content.replace(tars.B, b"")]) for content in GNU),
     ],
-    ids=["nothing", "all samples", "all below a global header", "GNU incremental", "GNU volumes"],
+    ids=[
+        "nothing",
+        "all samples",
+        "all below a global header",
+        "behind the end",
+        "GNU incremental",
+        "GNU volumes",
+    ],
 )
 def test_the_bytes_of_new_shards(
     shards: list[bytes], upper: dict[Any, Any], new: list[bytes], in_place: bool, tmp_path: Path
@@ -278,7 +286,7 @@ TOO_MANY = ("o-{0..99999999999}.tar", "o-{0..1" + "0" * 5000 + "}.tar")
     "pattern", [None, "o-{0..0}.tar", "o.tar", "out{.tar", "out}.tar", *NO_NUMBERS, *TOO_MANY, *DIRECTORIES]
 )
 def test_patterns_that_name_no_shards(pattern: str | None) -> None:
-    example = r"is a directory: .*/train-%06d\.tar" if pattern in DIRECTORIES else None
+    example = r"is a directory: .*/train-%06d\.tar" if pattern in DIRECTORIES else "--output|braces|shards"
     with pytest.raises(UsageError, match=example):
         namer(pattern)(0 if pattern in DIRECTORIES else 1)
 

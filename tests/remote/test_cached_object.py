@@ -469,26 +469,30 @@ def test_a_child_that_is_forked_while_another_thread_compares(tmp_path: Path) ->
             assert answer_of_child(lambda: one.read(BLOCK, 0)) == content_of(BLOCK)
 
 
-def keep_writing(directory: Path, content: bytes, seed: int) -> None:
+def keep_writing(directory: Path, content: bytes, begun: Path, seed: int) -> None:
     chance = random.Random(seed)
     while True:
         with opened(directory, len(content)) as one:
             for _ in range(50):
                 offset = chance.randrange(len(content))
                 one.put(offset, content[offset : offset + chance.randrange(64 * BLOCK)])
+                (begun / str(seed)).touch()
             if chance.random() < 0.1:
                 ObjectCache(directory, LIMIT).clear("")
 
 
 def test_writers_are_killed_while_a_reader_looks_at_every_byte(tmp_path: Path) -> None:
-    content = content_of(300 * BLOCK + 77)
+    content, begun, tmp_path = content_of(300 * BLOCK + 77), tmp_path / "begun", tmp_path / "cache"
+    begun.mkdir()
     chance, right = random.Random(1), 0
-    for seed in range(8):
-        with children(*(partial(keep_writing, tmp_path, content, 2 * seed + number) for number in range(2))):
-            wait_until(lambda: list(tmp_path.glob("*.data")), "a writer")
+    for seed in range(0, 16, 2):
+        writers = [partial(keep_writing, tmp_path, content, begun, number) for number in (seed, seed + 1)]
+        with children(*writers) as pids:
+            wait_until(lambda: len(list(begun.iterdir())) == seed + 2, "both writers")  # noqa: B023  # at once
             for _ in range(chance.randrange(1, 6)):
                 with opened(tmp_path, len(content)) as one:
                     right += require_right(one, content)
+            assert all(os.waitpid(pid, os.WNOHANG) == (0, 0) for pid in pids), "a writer has ended by itself"
         with opened(tmp_path, len(content)) as one:
             require_right(one, content)
     with opened(tmp_path, len(content)) as one:

@@ -511,7 +511,11 @@ def test_such_an_overlay_is_not_begun(program: Program) -> None:
 def test_an_overlay_remembers_how_its_shards_are_read(program: Program) -> None:
     an_overlay(program.home)
     program.refused("diff", "--ignore-zeros", "--overlay", "o", "s0.tar", code=2)
-    for more, told in (([], "--group-by-key"), (BOTH.arguments, "--ignore-zeros"), (["--merge"], "--merge")):
+    for more, told in (
+        ([], "the same options"),
+        (BOTH.arguments, "--ignore-zeros"),
+        (["--merge"], "--merge"),
+    ):
         text = program.refused("mount", "-q", *more, "--overlay", "o", "s0.tar", program.mountpoint, code=8)
         assert "was made with --layout samples --names ext --group-by-key" in text
         assert told in text

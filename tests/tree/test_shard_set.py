@@ -38,6 +38,7 @@ from wdsfs.tree.freshness import Generations
 from wdsfs.tree.indexing import ATTEMPTS_MAX, NotIndexed, indexed
 from wdsfs.tree.merged_tree import make_tree
 from wdsfs.tree.path_table import KeyTable
+from wdsfs.tree.sample_reader import SampleReader
 from wdsfs.tree.shard_set import ShardSet
 from wdsfs.tree.tree import View
 
@@ -181,6 +182,20 @@ def test_what_comes_next_is_read_ahead_for_those_who_take_all_of_it(
     assert len(asked) == len(set(asked))
     if ahead:
         assert 1000 * stride - open_shards.NEAR < max(asked) < 1000 * stride + 2 * open_shards.READ_AHEAD
+
+
+def test_a_file_system_without_that_knowledge(tmp_path: Path) -> None:
+    """tmpfs cannot say what it would have to wait for."""
+    assert mount_table.filesystem_type("/dev/shm") == "tmpfs"
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as home:
+        shards = sets.make(Path(home), 1)
+        with a_lower(tmp_path, shards) as below:
+            one = content(below, 0)
+            assert content_module.read_cached(one, 0, 100) in (None, content_module.read(one, 0, 100))
+            assert read_all(below, 0) == right(shards[0])
+            numbers = range(below.summary(0).samples)
+            reader = SampleReader(below, contextlib.nullcontext())
+            assert [reader.sample(number) for number in numbers] == reader.samples(numbers)
 
 
 def test_what_the_shard_does_not_have_any_more_is_an_error(tmp_path: Path) -> None:

@@ -123,7 +123,8 @@ class _Command(Command):
     """The command `commit`, with errors for options that only `pack` has: they name the command to type."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        for option in sorted(_OF_PACK & {word.partition("=")[0] for word in args}):
+        typed = set() if ctx.resilient_parsing else {word.partition("=")[0] for word in args}  # else a completion
+        for option in sorted(_OF_PACK & typed):
             way_out = f"commit without it, then pack the new shards: {_PACK.format(f' {option} ...')}"
             raise UsageError(f"commit: {option} is an option of pack: {way_out}")
         return super().parse_args(ctx, args)

@@ -122,7 +122,7 @@ def _missing_keys(shards: Sequence[Shard], keys: str | None) -> Iterator[tuple[s
     with open_known_set(shards, Opening(quiet=True), Composition(keys=keys), on_demand=True) as below:
         missing = keys_missing(below)
     if missing is not None:
-        yield keys, LintFinding("missing key", -1, "", missing)
+        yield keys, LintFinding("missing key", -1, "", missing.removeprefix(f"--keys {keys}: "))
 
 
 def _remarks(shards: Sequence[Shard]) -> Iterator[str]:

@@ -170,8 +170,9 @@ class Lister:
                 try:
                     if os.fstat(top).st_dev != self._device:  # something else is mounted there
                         break
-                    for path in [] if self._has_ended(int(first)) else paths:
-                        _list(top, path)
+                    if not self._has_ended(int(first)):
+                        for path in paths:
+                            _list(top, path)
                 finally:
                     os.close(top)
                 connection.send(b"\0")

@@ -122,9 +122,14 @@ def flags_of(body: memoryview) -> int:
 
 
 def number_of(body: memoryview) -> int:
-    """Return the number of the request of an INTERRUPT, or by how much a FORGET lowers the lookup count."""
+    """Return the number of the request that an INTERRUPT ends."""
     number: int = _NUMBER.unpack_from(body)[0]
     return number
+
+
+def lookups_of(body: memoryview) -> int:
+    """Return by how much a FORGET lowers the lookup count."""
+    return number_of(body)
 
 
 def xattr_of(body: memoryview) -> tuple[int, bytes]:
@@ -338,16 +343,16 @@ def _few_lines_plus(run: ListingRun, common: CommonAttributes, timeout: int, roo
         length, (s, ns) = len(name), divmod(mtime_ns, 10**9)
         # Numbers in place, because unpacked tuples take half as long again.
         # fmt: off
-        line = pack(
+        text = pack(
             inode, 0, timeout, timeout, 0, 0,
             inode, size, (size + 511) // 512, s, s, s, ns, ns, ns,
             mode, links, uid, gid, device, block_size, flags,
             inode, cursor, length, mode >> 12,
         ) + name + _PADDING[length & 7]
         # fmt: on
-        if len(lines) + len(line) > room:
+        if len(lines) + len(text) > room:
             break
-        lines += line
+        lines += text
         inode, cursor = inode + 1, cursor + 1
     return lines
 

@@ -79,15 +79,16 @@ class PassTable:
 
     def __init__(self, notes: PassNotes, first: int, most: int) -> None:
         self._notes, self._first, self._most = notes, first, most
-        self._passes: list[Pass] = []  # the pass with the latest call is the last
+        self._passes: list[Pass] = []  # the latest call, or nearly so, was for the last one
 
     def __iter__(self) -> Iterator[Pass]:
         return iter(self._passes)
 
     def has_ahead(self, inode: int) -> bool:
-        """Return True if a pass is between this file or sample and its tripwire.
+        """Return True if this file or sample is between a pass and its tripwire.
 
-        Passes whose tripwire comes before it are ended: their clients have stopped, or are elsewhere.
+        First end the passes whose windows reach it and that have no tripwire from here on: their clients have
+        stopped, or are elsewhere.
         """
         self._passes = [going for going in self._passes if not max(going.last, going.wire) < inode <= going.end]
         return any(going.last <= inode <= going.wire for going in self._passes)
@@ -140,8 +141,8 @@ class Pusher:
                 return
             self.tree.lower.tidy()
             try:
-                # The last call of each region: the reader has already passed the places of earlier calls. Samples
-                # come before files of their shard: else a reader would end the listing whose tripwire it follows.
+                # The last call of each region: the reader has already passed the places of earlier calls. A sample
+                # comes before files of its shard: else a READ would end the listing that it follows.
                 latest = {inode >> REGION_BITS: (inode, distance) for inode, distance in self.notes.take()}
                 for inode, distance in sorted(latest.values()):
                     with self._forgiving(inode):
@@ -199,8 +200,8 @@ class Pusher:
 
     def _list(self, inodes: range, going: Pass) -> bool:
         """Have samples listed for a pass; returns False if there are none. Raises what `Lister.samples` does."""
-        going.wire = 0  # at the end of the shard the client reaches no further tripwire
         if self.lister is None or not (samples := self.lister.samples(inodes)):
+            going.wire = 0  # at the end of the shard the client reaches no further tripwire
             return False
         end, wire = samples[-1].inode + 1, samples.pop(len(samples) // 2).inode
         if not self.lister.begin(samples):

@@ -126,7 +126,7 @@ class WritableOperations(Operations[WritableTree]):
         return super()._entry(node, timeout)
 
     def forget(self, request: Request) -> None:
-        self.tree.forget(request.node, protocol.number_of(request.body))
+        self.tree.forget(request.node, protocol.lookups_of(request.body))
 
     def batch_forget(self, request: Request) -> None:
         for inode, count in protocol.forgets_of(request.body):

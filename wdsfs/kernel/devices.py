@@ -116,18 +116,19 @@ def was_written(path: str, device: Device, trusting: bool) -> bool:
 
 
 def _open_shard(path: str) -> int:
-    fd = -1
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        is_file = stat.S_ISREG(os.fstat(fd).st_mode)
-        refusal = trust.foreign_link(os.fsencode(path), fd) if is_file else f"{path}: is not a regular file"
     except FileNotFoundError:
         raise MissingShard(
             f"{path}: there is no such shard; --base DIR says where the shards of an image are"
         ) from None
     except OSError as error:
-        if fd >= 0:
-            os.close(fd)
+        raise UnreadableShard(f"{path}: {error.strerror}") from None
+    try:
+        is_file = stat.S_ISREG(os.fstat(fd).st_mode)
+        refusal = trust.foreign_link(os.fsencode(path), fd) if is_file else f"{path}: is not a regular file"
+    except OSError as error:
+        os.close(fd)
         raise UnreadableShard(f"{path}: {error.strerror}") from None
     if refusal is not None:
         os.close(fd)
@@ -251,15 +252,17 @@ class HeldShards:
         """Watch for the end of the mount of these shards, which is at this path now. Raises MountError."""
         try:
             self.ending = mount_table.end_of_use(mountpoint)
-            self.mounted = erofs_mount.filesystem_at(mountpoint)
-            is_there = self.mounted is not None and os.stat(mountpoint).st_dev == self.mounted.device
+            shown = erofs_mount.filesystem_at(mountpoint)
+            is_there = shown is not None and os.stat(mountpoint).st_dev == shown.device
         except OSError as error:
-            raise MountError(
-                f"{mountpoint}: cannot be watched: {error.strerror}; raise the limits of inotify (sysctl "
-                "fs.inotify.max_user_instances), or mount the shards by FUSE"
-            ) from None
-        if not is_there:
+            if error.errno in (errno.EMFILE, errno.ENOSPC):
+                way_out = "raise the limits of inotify (sysctl fs.inotify.max_user_instances), or unmount this"
+                text = f"{mountpoint}: cannot be watched: {error.strerror}; {way_out} and mount with --engine fuse"
+                raise MountError(text) from None
+            shown, is_there = None, False
+        if not is_there or self.mounted not in (None, shown):
             raise MountError(f"{mountpoint}: another process has unmounted it, or mounted over it")
+        self.mounted = shown
 
     def is_used(self) -> bool:
         """Return True while a program has files of the mount open, or another namespace has the mount."""

@@ -121,7 +121,7 @@ def _image_of(mount: MountOptions, shards: Sequence[Shard], advice: list[str]) -
     serving, parsed = mount.serving, parse_options(mount.dash_o)
     reason = obstacle(shards, serving.trust_shards)
     if reason is None and serving.engine == AUTO:
-        # Else the guard says it, when the image is made.
+        # With --engine kernel the guard says it, after the image is made.
         reason = next(filter(None, (_cannot_be_held(shard.path) for shard in shards)), None)
     if reason is not None:
         raise CannotServe(reason)

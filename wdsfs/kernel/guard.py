@@ -281,12 +281,12 @@ class Guard:
         with host.locked(host.runtime_dir() / "mounting.lock"):  # else two guards could pass the check at once
             self._check(())  # another mount may have been made there since the last check
             erofs_mount.mount_image(self._image, self.mountpoint, fds, attributes)
+            self._held.mounted = erofs_mount.filesystem_at(self.mountpoint)
         try:
             devices.check_image(self._held.image)
             self._watch()
         except (MountError, StaleShard):
-            with contextlib.suppress(MountError):  # another process has unmounted it
-                erofs_mount.detach(self.mountpoint)
+            self._held.end()  # not by its path: another process may have mounted over it
             raise
         self._has_mounted = True
 

@@ -150,7 +150,7 @@ class KernelMount(LiveMount):
     """
 
     engine = mount_registry.KERNEL
-    has_attributes = False
+    is_by_fuse = False
 
     def __init__(self, mount: MountPoint, guard: Guarded | None) -> None:
         super().__init__(os.fsdecode(mount.path), guard)

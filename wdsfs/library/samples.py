@@ -118,7 +118,9 @@ class Samples(OfSet, Sequence[Sample]):
             yield from self._reader.keys(shard)
 
     def __repr__(self) -> str:
-        return f"<wdsfs.samples: {self._count:,} in {len(self._set.lower):,} shards>"
+        with contextlib.suppress(WdsfsError):
+            return f"<wdsfs.samples: {self._count:,} in {len(self._set.lower):,} shards>"
+        return f"<wdsfs.samples: {self._count:,}, which cannot be read>"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _sent, (*self._set.sent, self._reader.digest, self._decode, self._count)
@@ -136,7 +138,7 @@ def _sent(shards: list[str], options: dict[str, Any], digest: bytes, decode: Dec
         samples.close()
         error: WdsfsError = StaleShard("the set has changed since it was sent to this process: open it again")
     except WdsfsError as failure:
-        error = failure
+        error = failure.with_traceback(None)  # whose frames would keep all that was opened
     samples = Samples.__new__(Samples)
     samples._count, samples._decoder = count, None
     samples._set = samples._reader = Closed(error)  # type: ignore[assignment]

@@ -108,7 +108,7 @@ class LiveMount(ABC):
     """
 
     engine: ClassVar[str]
-    has_attributes: ClassVar[bool]  # `user.wdsfs.*` of its files, with their origin; and `.wdsfs`
+    is_by_fuse: ClassVar[bool]  # which shows `.wdsfs`, and the origin of files as `user.wdsfs.*`
 
     def __init__(self, mountpoint: str, registration: Registration | None) -> None:
         self.mountpoint, self.registration = mountpoint, registration
@@ -299,7 +299,7 @@ class FuseMount(LiveMount):
     """A mount by FUSE. Without a registration it belongs to another user or another session."""
 
     engine = mount_registry.FUSE
-    has_attributes = True
+    is_by_fuse = True
     _patience = FREEZE_SECONDS  # only the first answer may take long: a page waits for the later answers
 
     @property

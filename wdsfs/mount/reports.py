@@ -8,6 +8,7 @@ reports are the same. The processes of a mount share texts by a `TextRing`.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import itertools
 import json
@@ -60,7 +61,8 @@ class TextRing:
         try:
             number = self.last() + 1
             head = _SNAPSHOT_HEAD.pack(number, len(text), zlib.crc32(text), time.time_ns())
-            os.pwrite(self._file, head + text, _snapshot_offset(number))
+            if os.pwrite(self._file, head + text, _snapshot_offset(number)) < len(head) + len(text):
+                raise OSError(errno.ENOSPC, "no memory for a report")  # the one before stays the latest
             os.pwrite(self._file, _LAST.pack(number), 0)
         finally:
             fcntl.lockf(self._file, fcntl.LOCK_UN)
@@ -196,7 +198,7 @@ def _cache_metric(name: str, text: str, value: Callable[[dict[str, Any]], float]
 
 
 def _set_metric(name: str, kind: str, text: str, value: Callable[[dict[str, Any]], float]) -> _Metric:
-    return _Metric(name, kind, text, lambda report: value(report["set"]) + 0)  # not True
+    return _Metric(name, kind, text, lambda report: value(report["set"]) + 0)  # a number, not True
 
 
 def _push_metric(name: str, text: str, count: str) -> _Metric:
@@ -217,7 +219,7 @@ _SET_METRICS = (
         "followed", "gauge", "1 if the shards are looked at again.", lambda own: own["follow"] is not None
     ),
     _set_metric(
-        "last_look_seconds", "gauge", "Unix time of the last look at them.", lambda own: own["looked"] or 0
+        "last_look_seconds", "gauge", "Unix time of the last look at the shards.", lambda own: own["looked"] or 0
     ),
     _set_metric("look_failed", "gauge", "1 if the last look failed.", lambda own: bool(own["error"])),
     _set_metric("shards_added_total", "counter", "Shards that came.", itemgetter("added")),

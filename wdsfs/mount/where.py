@@ -123,7 +123,7 @@ def _placed(number: int, path: str) -> tuple[LiveMount, _Place]:
     if stat.S_ISLNK(about.st_mode) and os.fsencode(below[0]) == numbered_tree.NAME:
         real = os.path.realpath(real)  # this link stands for a sample
         about = os.lstat(real)
-    if os.fsencode(below[0]) == names.HIDDEN_DIRECTORY and mount.has_attributes:
+    if os.fsencode(below[0]) == names.HIDDEN_DIRECTORY and mount.is_by_fuse:
         raise NoSuchEntry(f"{real}: is a file of wdsfs itself, not of a shard")
     return mount, _Place(number, path, real, about)
 
@@ -206,7 +206,7 @@ class _Entry:
 
     def attributes(self) -> dict[str, str]:
         """Return the attributes of the path, from the mount or from its tree. Raises EntryErrors, ShardErrors."""
-        if not self.mount.has_attributes:
+        if not self.mount.is_by_fuse:
             return _attributes_in(self.tree(), os.fsencode(self.below))
         known = _shown_attributes(self.place.path)
         if not known and self.place.kind == OF_FILE:
@@ -236,7 +236,7 @@ class _ChangedEntry(_Entry):
                 f"{self.place.path}: was made in the overlay, at {self.upper}; "
                 "`wdsfs commit` writes it into a shard"
             )
-        if self.place.kind == OF_DIRECTORY or not self.mount.has_attributes:
+        if self.place.kind == OF_DIRECTORY or not self.mount.is_by_fuse:
             return super().attributes()
         return _attributes_of_copy(self.tree, self.place.path, self.below)
 

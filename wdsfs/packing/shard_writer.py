@@ -502,7 +502,7 @@ class ObjectOutputs:
             return _md5(tar.pread(CHUNK, at) for at in range(0, size, CHUNK)) == digest
 
     def is_done(self, output: Output) -> bool:
-        """Return True if the object has exactly these bytes already."""
+        """Return True if the object has the size and MD5 of this output already."""
         if self._there[output.target].size != output.length:
             return False  # known without a look at the sources
         return self.is_written(

@@ -425,7 +425,7 @@ async def serve(
     sender: StoreSender | None = None,
 ) -> None:
     """Serve clients and the kernel; end the process when no other process is left that could send requests."""
-    # Without a device nothing is handed over, so there is nothing to answer: a write to -1 would fail.
+    # Without a device nothing is handed over, so there is nothing to answer.
     replies = KernelReplies(-1 if configuration.device is None else configuration.device)
     alarm = Alarm(configuration.alarm)
     opened = OpenObjects(reader, cache, alarm, configuration.memory, counters)
@@ -436,7 +436,7 @@ async def serve(
     await loop.create_unix_server(
         lambda: ClientConnection(opened, kernel, sender, configuration.user), sock=listener, backlog=WAITING
     )
-    if configuration.has_predecessor:
+    if configuration.has_predecessor and configuration.device is not None:
         replies.resend()  # requests for the first fetcher wait in its connections
     await ended.wait()
     reader.end()

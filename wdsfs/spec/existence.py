@@ -179,7 +179,7 @@ def _other_zeros(path: str) -> str:
     directory, name = os.path.split(path)
     with contextlib.suppress(OSError), os.scandir(directory or ".") as entries:
         for entry in islice(entries, SEARCHED_NAMES):
-            if _ZEROS.sub("", entry.name) == _ZEROS.sub("", name):
+            if entry.name != name and _ZEROS.sub("", entry.name) == _ZEROS.sub("", name):
                 return f"; there is {entry.name!r}: write as many leading zeros"
     return ""
 

@@ -382,9 +382,9 @@ class NumberedTree:
         if what:
             return self._node_of(what, number)
         node = self.tree.getattr(inode)
-        # One link: the subdirectories are not counted.
-        is_counted = inode == ROOT and node.links > 1 and self._has_top()
-        return node._replace(links=node.links + is_counted)
+        if inode == ROOT and node.links > 1 and self._has_top():  # one link: the subdirectories are not counted
+            return node._replace(links=node.links + 1)
+        return node
 
     def readlink(self, inode: int) -> bytes:
         what, number = self._kind_and_number(inode)
