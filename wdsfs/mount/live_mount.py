@@ -108,7 +108,7 @@ class LiveMount(ABC):
     """
 
     engine: ClassVar[str]
-    is_by_fuse: ClassVar[bool]  # which shows `.wdsfs`, and the origin of files as `user.wdsfs.*`
+    is_by_fuse: ClassVar[bool]  # shows `.wdsfs`, and the origin of files as `user.wdsfs.*`
 
     def __init__(self, mountpoint: str, registration: Registration | None) -> None:
         self.mountpoint, self.registration = mountpoint, registration
