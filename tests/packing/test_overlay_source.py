@@ -286,7 +286,9 @@ TOO_MANY = ("o-{0..99999999999}.tar", "o-{0..1" + "0" * 5000 + "}.tar")
     "pattern", [None, "o-{0..0}.tar", "o.tar", "out{.tar", "out}.tar", *NO_NUMBERS, *TOO_MANY, *DIRECTORIES]
 )
 def test_patterns_that_name_no_shards(pattern: str | None) -> None:
-    example = r"is a directory: .*/train-%06d\.tar" if pattern in DIRECTORIES else "--output|braces|shards"
+    example = (
+        r"is a directory: .*/train-%06d\.tar" if pattern in DIRECTORIES else "--output|braces|shards|too large"
+    )
     with pytest.raises(UsageError, match=example):
         namer(pattern)(0 if pattern in DIRECTORIES else 1)
 
