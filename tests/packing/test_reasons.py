@@ -6,7 +6,7 @@ import itertools
 from contextlib import nullcontext
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests import tars
@@ -49,10 +49,13 @@ def test_why_readers_do_not_find_a_member_in_its_sample(key: bytes, extension: b
     assert reasons.misread(key, extension) == reason
 
 
-@examples(100)
-@given(longer, longer.filter(lambda extension: b"/" not in extension))
+@examples(300)
+@given(longer, longer.map(lambda extension: extension.replace(b"/", b"")))
 def test_a_reader_finds_what_is_not_refused(key: bytes, extension: bytes) -> None:
-    assume(reasons.misread(key, extension) is None)
+    if (
+        reasons.misread(key, extension) is not None
+    ):  # most are refused: hypothesis would give up before it has enough
+        return
     record = make(tars.tar(encode(key + b"." + extension, 0, 0)))
     assert (record.samples, record.problems) == (1, [])
     assert record.extension(0) == extension
