@@ -215,14 +215,16 @@ def _find_or_make(
         key = _quick_key(mount, shards, options)
         image = None if key is None else cache.find(key, KINDS)
         if image is None:
-            image = _made(mount, shards, options, advice)
+            image = _make_image(mount, shards, options, advice)
         path = cache.place_of(image.fd)
         if path is not None:
             return path, image.fd
         os.close(image.fd)  # somebody has written it: it is removed and made again
 
 
-def _made(mount: MountOptions, shards: Sequence[Shard], options: ImageOptions, advice: list[str]) -> CachedFile:
+def _make_image(
+    mount: MountOptions, shards: Sequence[Shard], options: ImageOptions, advice: list[str]
+) -> CachedFile:
     """Make the image of a set, unless it is there. Raises as `_find_or_make`."""
     from wdsfs.kernel.image import write_image
     from wdsfs.mount.hints import hints

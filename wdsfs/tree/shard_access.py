@@ -152,7 +152,7 @@ class GuardedAccess(Access):
         for path in published:
             seen = new._seen.get(path)
             with contextlib.suppress(OSError):  # the file is gone again: keep the earlier state
-                # One that a commit wrote is no link, and has one name only.
+                # A shard that a commit wrote is no link, and has no second name.
                 if seen and stat.S_ISREG((state := os.lstat(seen.place)).st_mode) and state.st_nlink == 1:
                     new._seen[path] = _SeenFile(state.st_uid, seen.place, state.st_dev, state.st_ino)
                     new._known[path] = Fingerprint.numbered(state)
